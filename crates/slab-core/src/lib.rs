@@ -1,0 +1,2 @@
+//! slab-core
+#![no_std]

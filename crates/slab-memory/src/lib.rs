@@ -1,0 +1,2 @@
+//! slab-memory
+#![no_std]
