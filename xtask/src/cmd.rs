@@ -1,0 +1,7 @@
+//! One file per command: its arguments and `run`.
+
+pub(crate) mod check;
+pub(crate) mod ci;
+pub(crate) mod fixture;
+pub(crate) mod package;
+pub(crate) mod test;

@@ -1,0 +1,168 @@
+//! Reads what a libtest binary prints in its stable, human format.
+//!
+//! The closing `test result:` line is the check on the rest: where its counts
+//! differ from the lines read, or where it is missing, the output is refused,
+//! so that a failure cannot get lost in the reading.
+
+use anyhow::{Context, Result, bail};
+
+/// One test and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Test {
+    pub(crate) name: String,
+    pub(crate) outcome: Outcome,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Passed,
+    Failed,
+    /// With the reason given in `#[ignore = ".."]`, which may be empty.
+    Ignored(String),
+}
+
+/// All tests of one or more consecutive runs in `output`.
+pub(crate) fn parse(output: &str) -> Result<Vec<Test>> {
+    let mut tests = Vec::new();
+    let mut block_start = 0;
+    let mut results = 0;
+    for line in output.lines() {
+        if let Some(test) = parse_test(line) {
+            tests.push(test);
+        } else if let Some(result) = line.trim_end().strip_prefix("test result: ") {
+            check_counts(result, &tests[block_start..])?;
+            block_start = tests.len();
+            results += 1;
+        }
+    }
+    if results == 0 {
+        bail!("the output has no `test result:` line");
+    }
+    if block_start != tests.len() {
+        bail!("the last run in the output has no `test result:` line");
+    }
+    Ok(tests)
+}
+
+fn parse_test(line: &str) -> Option<Test> {
+    let rest = line.strip_prefix("test ")?;
+    let (name, outcome) = rest.split_once(" ... ")?;
+    let outcome = outcome.trim_end();
+    let outcome = if let Some(reason) = outcome.strip_prefix("ignored") {
+        Outcome::Ignored(reason.trim_start_matches([',', ' ']).to_owned())
+    } else if outcome == "ok" {
+        Outcome::Passed
+    } else if outcome.starts_with("FAILED") {
+        Outcome::Failed
+    } else {
+        return None;
+    };
+    let name = name.strip_suffix(" - should panic").unwrap_or(name);
+    Some(Test {
+        name: name.to_owned(),
+        outcome,
+    })
+}
+
+/// Compares `ok. 3 passed; 0 failed; 1 ignored; …` with the lines above it.
+fn check_counts(result: &str, tests: &[Test]) -> Result<()> {
+    let count = |word: &str| -> Result<usize> {
+        result
+            .split([';', '.'])
+            .find_map(|part| part.trim().strip_suffix(word))
+            .with_context(|| format!("no count of `{}` in `{result}`", word.trim()))?
+            .trim()
+            .parse()
+            .with_context(|| format!("no number in `{result}`"))
+    };
+    let seen = |wanted: fn(&Outcome) -> bool| tests.iter().filter(|t| wanted(&t.outcome)).count();
+    let counted = [
+        (count(" passed")?, seen(|o| matches!(o, Outcome::Passed))),
+        (count(" failed")?, seen(|o| matches!(o, Outcome::Failed))),
+        (
+            count(" ignored")?,
+            seen(|o| matches!(o, Outcome::Ignored(_))),
+        ),
+    ];
+    if counted.iter().any(|(said, seen)| said != seen) {
+        bail!("the result line says `{result}`, but the lines above it say otherwise");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(output: &str, expected: &[(&str, Outcome)]) {
+        let tests = parse(output).unwrap();
+        let tests: Vec<_> = tests
+            .iter()
+            .map(|t| (t.name.as_str(), t.outcome.clone()))
+            .collect();
+        assert_eq!(tests, expected);
+    }
+
+    #[test]
+    fn reads_every_kind_of_line() {
+        check(
+            "\nrunning 5 tests\n\
+             test a::one ... ok\n\
+             test a::two - should panic ... ok\n\
+             test b has been running for over 60 seconds\n\
+             test b ... FAILED\n\
+             test c ... ignored, needs-gpu: a device\n\
+             test d ... ignored\n\
+             \nfailures:\n\n---- b stdout ----\nassertion failed\n\n\
+             test result: FAILED. 2 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.00s\n",
+            &[
+                ("a::one", Outcome::Passed),
+                ("a::two", Outcome::Passed),
+                ("b", Outcome::Failed),
+                ("c", Outcome::Ignored("needs-gpu: a device".to_owned())),
+                ("d", Outcome::Ignored(String::new())),
+            ],
+        );
+    }
+
+    #[test]
+    fn doc_tests_keep_their_line_and_their_kind() {
+        check(
+            "running 1 test\n\
+             test src/lib.rs - Token (line 5) - compile fail ... ok\n\
+             test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
+             running 1 test\n\
+             test src/lib.rs - (line 9) ... ok\n\
+             test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s\n",
+            &[
+                (
+                    "src/lib.rs - Token (line 5) - compile fail",
+                    Outcome::Passed,
+                ),
+                ("src/lib.rs - (line 9)", Outcome::Passed),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_line_lost_in_other_output_is_noticed() {
+        let error = parse(
+            "test a ... ok\nnoise test b ... FAILED\n\
+             test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n",
+        );
+        assert!(error.unwrap_err().to_string().contains("say otherwise"));
+    }
+
+    #[test]
+    fn an_abort_in_the_middle_is_noticed() {
+        assert!(parse("running 2 tests\ntest a ... ok\n").is_err());
+        assert!(parse("").is_err());
+        assert!(
+            parse(
+                "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n\
+                 test a ... ok\n"
+            )
+            .is_err()
+        );
+    }
+}

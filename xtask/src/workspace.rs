@@ -1,0 +1,68 @@
+//! The workspace as `cargo metadata` describes it.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::runner::Runner;
+
+/// The parts of `cargo metadata --format-version 1` that are used here.
+#[derive(Deserialize)]
+pub(crate) struct Metadata {
+    pub(crate) packages: Vec<Package>,
+    pub(crate) workspace_members: Vec<String>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Package {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) version: String,
+    pub(crate) manifest_path: PathBuf,
+    pub(crate) publish: Option<Vec<String>>,
+    pub(crate) targets: Vec<Target>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Target {
+    pub(crate) name: String,
+    pub(crate) kind: Vec<String>,
+    #[serde(default)]
+    pub(crate) doctest: bool,
+}
+
+impl Metadata {
+    pub(crate) fn load(runner: &Runner) -> Result<Self> {
+        let output = runner
+            .cargo(&["metadata", "--format-version", "1", "--locked"])
+            .output()?;
+        if !output.status.success() {
+            bail!(
+                "`cargo metadata` failed:\n{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        serde_json::from_slice(&output.stdout).context("`cargo metadata` printed unexpected JSON")
+    }
+
+    /// The packages of this workspace, in the order of the manifest.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &Package> {
+        self.workspace_members
+            .iter()
+            .filter_map(|id| self.package(id))
+    }
+
+    pub(crate) fn package(&self, id: &str) -> Option<&Package> {
+        self.packages.iter().find(|package| package.id == id)
+    }
+}
+
+impl Package {
+    /// Whether it may be published.
+    pub(crate) fn is_published(&self) -> bool {
+        self.publish
+            .as_ref()
+            .is_none_or(|registries| !registries.is_empty())
+    }
+}
