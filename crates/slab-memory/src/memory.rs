@@ -1,0 +1,146 @@
+//! The contract of memory that engines may touch.
+// The trait is unsafe to implement; nothing in this file dereferences anything.
+#![allow(unsafe_code)]
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::fmt;
+use core::ops::Range;
+use core::ptr::NonNull;
+
+use crate::bounce::{BlockingBounce, Bounce, BounceDirection};
+
+/// Where a [`Memory`] lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// Ordinary or pinned host memory.
+    Host,
+    /// Memory of the accelerator with this ordinal.
+    Device(u32),
+}
+
+/// Why a copy in or out of a [`Memory`] did not happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CopyError {
+    /// The range does not lie inside the memory.
+    OutOfBounds {
+        /// First byte asked for, counted from the start of the memory.
+        offset: u64,
+        /// Bytes asked for.
+        len: u64,
+        /// Length of the memory.
+        memory_len: u64,
+    },
+    /// The driver that owns the memory refused or lost the copy.
+    Driver {
+        /// The driver's own code.
+        code: i32,
+    },
+}
+
+impl fmt::Display for CopyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfBounds {
+                offset,
+                len,
+                memory_len,
+            } => write!(
+                f,
+                "{len} bytes at offset {offset} do not lie inside a memory of {memory_len} bytes"
+            ),
+            Self::Driver { code } => write!(f, "the driver failed the copy with code {code}"),
+        }
+    }
+}
+
+impl core::error::Error for CopyError {}
+
+/// One contiguous range of memory that engines may read and write, from any thread.
+///
+/// # Safety
+/// An implementation promises, from construction until the value is dropped:
+/// - `len`, `kind`, `address` and `host_ptr` always answer the same, and `address + len` does not
+///   wrap around 2^64;
+/// - if `host_ptr` is `Some`, all `len` bytes from it are mapped, readable and writable for this
+///   process, and stay so even if the value moves;
+/// - no Rust reference to any of these bytes exists, here or in a caller: they may be written by
+///   the kernel, a device or another thread at any moment.
+pub unsafe trait Memory: Send + Sync + 'static {
+    /// Returns the length in bytes; never zero for memory that can be registered.
+    fn len(&self) -> u64;
+
+    /// Says whether the memory has no bytes at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Says where the memory lives.
+    fn kind(&self) -> MemoryKind;
+
+    /// Returns the address of the first byte as peers name it on the wire.
+    ///
+    /// It is an opaque number to them; for host memory it is the virtual address.
+    fn address(&self) -> u64;
+
+    /// Returns the host address of the first byte, or `None` if the host cannot address it.
+    fn host_ptr(&self) -> Option<NonNull<u8>>;
+
+    /// Copies `source` into the memory, starting `offset` bytes from its start, and waits for it.
+    ///
+    /// # Errors
+    /// [`CopyError::OutOfBounds`] before anything is written; [`CopyError::Driver`] with the range
+    /// partly written.
+    fn copy_in(&self, offset: u64, source: &[u8]) -> Result<(), CopyError>;
+
+    /// Copies from the memory, starting `offset` bytes from its start, into `target`, and waits.
+    ///
+    /// What another thread or a peer writes meanwhile may appear in part.
+    ///
+    /// # Errors
+    /// As [`copy_in`](Memory::copy_in).
+    fn copy_out(&self, offset: u64, target: &mut [u8]) -> Result<(), CopyError>;
+
+    /// Starts one request's worth of bounced bytes over `range`.
+    ///
+    /// The default copies blockingly; device memory overrides it with asynchronous copies.
+    ///
+    /// # Errors
+    /// [`CopyError::OutOfBounds`] if `range` does not lie inside the memory.
+    fn bounce(
+        self: Arc<Self>,
+        direction: BounceDirection,
+        range: Range<u64>,
+    ) -> Result<Box<dyn Bounce>, CopyError> {
+        Ok(Box::new(BlockingBounce::new(self, direction, range)?))
+    }
+}
+
+/// Checks that `len` bytes from `offset` lie inside `memory_len` bytes.
+pub(crate) fn check_range(offset: u64, len: u64, memory_len: u64) -> Result<(), CopyError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= memory_len => Ok(()),
+        _ => Err(CopyError::OutOfBounds {
+            offset,
+            len,
+            memory_len,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_checked_without_wrapping() {
+        assert!(check_range(0, 0, 0).is_ok());
+        assert!(check_range(3, 5, 8).is_ok());
+        assert!(check_range(8, 0, 8).is_ok());
+        assert!(check_range(4, 5, 8).is_err());
+        assert!(check_range(9, 0, 8).is_err());
+        assert!(check_range(u64::MAX, 2, 8).is_err());
+    }
+}
