@@ -1,1 +1,29 @@
-//! mooncake-transport
+//! A transfer engine that speaks Mooncake's TCP wire protocol, in Rust alone.
+//!
+//! [`Engine`] is what every engine offers; `tcp::TcpEngine` (feature `tcp`, on by default) is the
+//! native one, both initiator and target. [`wire`] holds the codecs, pure and public.
+//!
+//! Invariants: a task's hold is dropped only when nothing touches its local range; every task
+//! settles; registered memory outlives every request that touches it; nothing from the outside
+//! panics, and every queue, wait and thread count is bounded.
+//!
+//! Not here: which bytes to send to whom (that is `ec-connector`), allocation (`slab-core`).
+//!
+//! # Features
+//! - `tcp` (default): the native engine over TCP. Linux.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![deny(unsafe_code)]
+
+mod batch;
+mod engine;
+mod error;
+mod registration;
+mod segment;
+pub mod wire;
+
+pub use batch::{Batch, BatchReport, Local, Reason, Remote, Settled, Task, Ticket};
+pub use engine::{Engine, Notices};
+pub use error::{ControlError, EngineError, IoFailure, Listener, Refused};
+pub use registration::{Access, Registration};
+pub use segment::{EngineId, Segment};
+pub use wire::data::Op;
