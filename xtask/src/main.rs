@@ -13,6 +13,7 @@ mod libtest;
 mod process;
 mod report;
 mod runner;
+mod tidy;
 mod workspace;
 
 use std::process::ExitCode;
@@ -36,6 +37,8 @@ struct Cli {
 enum Command {
     Check(cmd::check::Args),
     Test(cmd::test::Args),
+    Tidy(cmd::tidy::Args),
+    Coverage(cmd::coverage::Args),
     Package(cmd::package::Args),
     Fixture(cmd::fixture::Args),
     Ci(cmd::ci::Args),
@@ -46,6 +49,8 @@ fn main() -> ExitCode {
     let result = Runner::new(cli.dry_run).and_then(|runner| match cli.command {
         Command::Check(args) => args.run(&runner),
         Command::Test(args) => args.run(&runner),
+        Command::Tidy(args) => args.run(&runner),
+        Command::Coverage(args) => args.run(&runner),
         Command::Package(args) => args.run(&runner),
         Command::Fixture(args) => args.run(&runner),
         Command::Ci(args) => args.run(&runner),

@@ -162,6 +162,13 @@ impl Run {
             .with_context(|| format!("cannot write {}", file.display()))
     }
 
+    pub(crate) fn load(root: &Path) -> Result<Self> {
+        let file = Self::file(root);
+        let text = std::fs::read(&file)
+            .with_context(|| format!("no {}: run `cargo xtask test` first", file.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} is not readable", file.display()))
+    }
+
     pub(crate) fn count(&self, outcome: Outcome) -> usize {
         self.tests
             .iter()

@@ -22,6 +22,18 @@ pub(crate) struct Package {
     pub(crate) manifest_path: PathBuf,
     pub(crate) publish: Option<Vec<String>>,
     pub(crate) targets: Vec<Target>,
+    pub(crate) license: Option<String>,
+    pub(crate) description: Option<String>,
+    pub(crate) dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Dependency {
+    pub(crate) name: String,
+    /// `dev`, `build`, or none for a normal dependency.
+    pub(crate) kind: Option<String>,
+    /// Set for a crate of this workspace.
+    pub(crate) path: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
