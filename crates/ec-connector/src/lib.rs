@@ -1,1 +1,24 @@
-//! ec-connector
+//! Encoder-cache connector: pushes encoder outputs into another process's pool.
+
+#![forbid(unsafe_code)]
+
+mod code;
+mod content;
+mod control;
+mod dtype;
+mod moment;
+mod name;
+mod reservation;
+mod tensor;
+
+pub use code::ErrorCode;
+pub use content::{Content, Room, Span};
+pub use dtype::{Dtype, UnsupportedDtype};
+pub use moment::Moment;
+pub use name::{MmHash, NAME_BYTES_MAX, NameTooLong, ReservationId, TransferId};
+pub use reservation::{
+    CancelKind, CancelMatch, Completion, Effect, Grant, ItemStatus, OwnedSpan, PendingReserve,
+    ReservationConfig, ReservationState, ReservationStats, Reservations, Reserve, ReserveError,
+    ReserveRequest, Stuck, StuckReleased, TakeError, TakePolicy, Taken,
+};
+pub use tensor::{DIMS_MAX, ShapeError, TensorSpec};

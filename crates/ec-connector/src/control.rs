@@ -1,0 +1,3 @@
+//! The control plane: JSON messages over ZeroMQ.
+
+pub(crate) mod python;
