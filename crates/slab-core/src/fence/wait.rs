@@ -1,0 +1,329 @@
+//! The book of fences: how far each timeline has come, what a region must wait for, and which runs wait.
+//!
+//! A region's fences are a chain of marks, at most one a timeline (the highest value). A waiting run is
+//! queued on *one* of its unreached fences at a time, in a heap by value; when that one is reached it
+//! moves to the next. So reaching a value costs O(log n) amortised for each queue a run stood in, and a
+//! run leaves exactly when its last fence is reached.
+
+use alloc::vec::Vec;
+
+use crate::error::Error;
+use crate::fence::{Fence, TimelineId};
+use crate::heap::{self, Linked, Links};
+use crate::id::PoolId;
+use crate::slots::{NIL, Slots};
+
+/// The fences recorded on one region. Owned by whoever owns the region; not `Clone`.
+#[derive(Debug)]
+#[must_use = "dropping marks leaks them and forgets what the region waits for"]
+pub(crate) struct Marks(u32);
+
+impl Marks {
+    pub(crate) const NONE: Self = Self(NIL);
+}
+
+/// Where a region stands with its fences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// All reached.
+    Reached,
+    /// Some not reached yet.
+    Pending,
+    /// At least one will never be reached.
+    Failed,
+}
+
+/// A run whose bytes come back when its fences are reached.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    /// Slot of the run.
+    pub(crate) run: u32,
+    /// The claim that withholds it, or `NIL`.
+    pub(crate) claim: u32,
+    marks: Marks,
+    /// The fence it is queued on, and its place in that queue.
+    timeline: u32,
+    value: u64,
+    links: Links,
+    older: u32,
+    newer: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    timeline: u32,
+    value: u64,
+    next: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Timeline {
+    reached: u64,
+    failed: bool,
+    /// Heap of the waits queued here, lowest value on top.
+    queue: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Timelines {
+    pool: PoolId,
+    timelines: Vec<Timeline>,
+    timelines_max: u32,
+    marks: Slots<Mark>,
+    waits: Slots<Wait>,
+    oldest: u32,
+    newest: u32,
+}
+
+impl Timelines {
+    pub(crate) fn new(pool: PoolId, timelines_max: u32) -> Self {
+        Self {
+            pool,
+            timelines: Vec::new(),
+            timelines_max,
+            marks: Slots::with_capacity(0),
+            waits: Slots::with_capacity(0),
+            oldest: NIL,
+            newest: NIL,
+        }
+    }
+
+    pub(crate) fn add(&mut self) -> Result<TimelineId, Error> {
+        let index = self.timelines.len() as u32;
+        if index >= self.timelines_max {
+            return Err(Error::TooManyTimelines {
+                timelines_max: self.timelines_max,
+            });
+        }
+        self.timelines.push(Timeline {
+            reached: 0,
+            failed: false,
+            queue: NIL,
+        });
+        Ok(TimelineId {
+            pool: self.pool,
+            index,
+        })
+    }
+
+    pub(crate) fn check_all(&self, fences: &[Fence]) -> Result<(), Error> {
+        fences
+            .iter()
+            .try_for_each(|fence| self.check(fence.timeline()).map(drop))
+    }
+
+    /// The timeline's number, if it is one of ours.
+    pub(crate) fn check(&self, id: TimelineId) -> Result<u32, Error> {
+        if id.pool == self.pool && (id.index as usize) < self.timelines.len() {
+            Ok(id.index)
+        } else {
+            Err(Error::UnknownTimeline { timeline: id.index })
+        }
+    }
+
+    /// Adds checked fences to a region's marks. Reached ones need no mark; failed ones keep theirs.
+    pub(crate) fn record(&mut self, marks: &mut Marks, fences: &[Fence]) {
+        for fence in fences {
+            let (timeline, value) = (fence.timeline().index, fence.value());
+            if self.standing_of(timeline, value) == Standing::Reached {
+                continue;
+            }
+            let mut at = marks.0;
+            while at != NIL && self.marks[at].timeline != timeline {
+                at = self.marks[at].next;
+            }
+            if at == NIL {
+                marks.0 = self.marks.insert(Mark {
+                    timeline,
+                    value,
+                    next: marks.0,
+                });
+            } else {
+                let mark = &mut self.marks[at];
+                mark.value = mark.value.max(value);
+            }
+        }
+    }
+
+    /// O(timelines).
+    pub(crate) fn standing(&self, marks: &Marks) -> Standing {
+        let mut standing = Standing::Reached;
+        let mut at = marks.0;
+        while at != NIL {
+            let Mark {
+                timeline,
+                value,
+                next,
+            } = self.marks[at];
+            match self.standing_of(timeline, value) {
+                Standing::Failed => return Standing::Failed,
+                Standing::Pending => standing = Standing::Pending,
+                Standing::Reached => {}
+            }
+            at = next;
+        }
+        standing
+    }
+
+    /// Drops a region's marks: its fences are reached, or it will never be reused.
+    pub(crate) fn forget(&mut self, marks: Marks) {
+        let mut at = marks.0;
+        while let Some(mark) = self.marks.remove(at) {
+            at = mark.next;
+        }
+    }
+
+    /// Lets the run at `slot` wait for its marks, which are pending. Returns the wait.
+    pub(crate) fn park(&mut self, run: u32, marks: Marks) -> u32 {
+        let wait = self.waits.insert(Wait {
+            run,
+            claim: NIL,
+            marks,
+            timeline: NIL,
+            value: 0,
+            links: Links::NONE,
+            older: self.newest,
+            newer: NIL,
+        });
+        match self.newest {
+            NIL => self.oldest = wait,
+            newest => self.waits[newest].newer = wait,
+        }
+        self.newest = wait;
+        self.queue(wait);
+        wait
+    }
+
+    pub(crate) fn wait(&self, wait: u32) -> &Wait {
+        &self.waits[wait]
+    }
+
+    pub(crate) fn set_claim(&mut self, wait: u32, claim: u32) {
+        self.waits[wait].claim = claim;
+    }
+
+    /// The waits, oldest first.
+    pub(crate) fn oldest_first(&self) -> impl Iterator<Item = &Wait> + '_ {
+        let mut at = self.oldest;
+        core::iter::from_fn(move || {
+            let wait = self.waits.get(at)?;
+            at = wait.newer;
+            Some(wait)
+        })
+    }
+
+    /// Moves the timeline up to `value`; never down.
+    pub(crate) fn reach(&mut self, timeline: u32, value: u64) -> Result<(), Error> {
+        let line = &mut self.timelines[timeline as usize];
+        if line.failed {
+            return Err(Error::TimelineFailed { timeline });
+        }
+        line.reached = line.reached.max(value);
+        Ok(())
+    }
+
+    /// The next run whose last fence was on this timeline and is reached.
+    pub(crate) fn next_reached(&mut self, timeline: u32) -> Option<Wait> {
+        loop {
+            let Timeline { reached, queue, .. } = self.timelines[timeline as usize];
+            if queue == NIL || self.waits[queue].value > reached {
+                return None;
+            }
+            self.unqueue(queue);
+            if !self.queue(queue) {
+                return self.unpark(queue);
+            }
+        }
+    }
+
+    pub(crate) fn fail(&mut self, timeline: u32) {
+        self.timelines[timeline as usize].failed = true;
+    }
+
+    /// The oldest run that waits for a failed timeline at or after `cursor` (start with
+    /// [`first_wait`](Self::first_wait)), and the cursor to go on from. O(waits) for a whole sweep.
+    pub(crate) fn next_failed(&mut self, mut cursor: u32) -> Option<(Wait, u32)> {
+        while let Some(wait) = self.waits.get(cursor) {
+            let newer = wait.newer;
+            if self.standing(&wait.marks) == Standing::Failed {
+                self.unqueue(cursor);
+                return self.unpark(cursor).map(|wait| (wait, newer));
+            }
+            cursor = newer;
+        }
+        None
+    }
+
+    pub(crate) const fn first_wait(&self) -> u32 {
+        self.oldest
+    }
+
+    fn standing_of(&self, timeline: u32, value: u64) -> Standing {
+        let line = &self.timelines[timeline as usize];
+        // What was reached before the failure stays reached.
+        if line.reached >= value {
+            Standing::Reached
+        } else if line.failed {
+            Standing::Failed
+        } else {
+            Standing::Pending
+        }
+    }
+
+    /// Queues a wait on one of its unreached fences. False if there is none.
+    fn queue(&mut self, wait: u32) -> bool {
+        let mut at = self.waits[wait].marks.0;
+        while at != NIL {
+            let Mark {
+                timeline,
+                value,
+                next,
+            } = self.marks[at];
+            if self.standing_of(timeline, value) == Standing::Pending {
+                self.waits[wait].timeline = timeline;
+                self.waits[wait].value = value;
+                let root = self.timelines[timeline as usize].queue;
+                self.timelines[timeline as usize].queue = heap::push(&mut self.waits, root, wait);
+                return true;
+            }
+            at = next;
+        }
+        false
+    }
+
+    fn unqueue(&mut self, wait: u32) {
+        let line = &mut self.timelines[self.waits[wait].timeline as usize];
+        line.queue = heap::remove(&mut self.waits, line.queue, wait);
+    }
+
+    /// Ends a wait that is in no queue.
+    fn unpark(&mut self, wait: u32) -> Option<Wait> {
+        let mut ended = self.waits.remove(wait)?;
+        match ended.older {
+            NIL => self.oldest = ended.newer,
+            older => self.waits[older].newer = ended.newer,
+        }
+        match ended.newer {
+            NIL => self.newest = ended.older,
+            newer => self.waits[newer].older = ended.older,
+        }
+        let marks = core::mem::replace(&mut ended.marks, Marks::NONE);
+        self.forget(marks);
+        Some(ended)
+    }
+}
+
+/// Queues have the lowest value on top.
+impl Linked for Slots<Wait> {
+    fn links(&self, index: u32) -> Links {
+        self[index].links
+    }
+
+    fn links_mut(&mut self, index: u32) -> &mut Links {
+        &mut self[index].links
+    }
+
+    fn stands_above(&self, a: u32, b: u32) -> bool {
+        self[a].value <= self[b].value
+    }
+}

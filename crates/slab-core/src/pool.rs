@@ -1,0 +1,749 @@
+//! Slab map, residents, fences and claims as one state machine.
+//!
+//! Invariants, by name:
+//! - *conserved*: free, owned, resident, waiting, claimed and quarantined bytes add up to the usable
+//!   capacity;
+//! - *disjoint*: no two runs overlap; *coalesced*: no two free runs touch;
+//! - *one owner*: every run that is not free is owned by exactly one of caller, resident, wait, claim,
+//!   quarantine;
+//! - *leased stays*: a resident with a lease is never evicted, and its bytes are nobody else's;
+//! - *fenced*: a region is handed out again only after every fence recorded on it is reached;
+//! - *not in vain*: a reserve that fails evicts nothing.
+//!
+//! Not here: addresses, clocks, threads, copying. Facts go in through `handle_*`, decisions come out.
+
+mod claim;
+mod config;
+mod plan;
+mod stats;
+
+use core::borrow::Borrow;
+use core::fmt;
+use core::hash::{BuildHasher, Hash};
+
+use crate::error::{Error, Refused};
+use crate::evict::{Evict, Lru};
+use crate::fence::{Fence, Marks, Standing, TimelineId, Timelines};
+use crate::free_list::{FreeList, FreeListConfig, Tag};
+use crate::id::PoolId;
+use crate::placement::Placement;
+use crate::region::Allocation;
+use crate::resident::{Entry, Lease, Reclaimed, Residents};
+use crate::slots::{NIL, Slots};
+use plan::Window;
+use stats::SizeClasses;
+
+pub use claim::Claim;
+pub use config::PoolConfig;
+pub use stats::{PoolStats, RunState, RunView, SizeClassStats};
+
+/// Answer of [`Pool::reserve`].
+#[must_use = "an allocation or claim in the answer would leak"]
+#[derive(Debug, PartialEq, Eq)]
+pub enum Reserve {
+    /// The bytes, ready to be written.
+    Ready(Allocation),
+    /// The bytes are on their way: poll the claim after the next `handle_reached`.
+    Later(Claim),
+    /// Not now: what would have to give way is leased, owned or withheld. Nothing was evicted.
+    Full,
+    /// Never: the request exceeds the usable capacity. Nothing was evicted.
+    TooLarge,
+}
+
+// The type is written once for both cases of the default hasher: a default that names a type of `std`
+// exists only with the feature.
+macro_rules! define_pool {
+    ($($default:tt)*) => {
+        /// Memory for keyed content: regions on request, residents with leases, reuse gated by fences.
+        ///
+        /// All methods take `&mut self` and return at once; [`SharedPool`](crate::SharedPool) puts a
+        /// lock around it. Content is published under a key of type `K` with metadata `M` (whatever the
+        /// bytes must agree with, such as shape and element type), and stays resident until its bytes
+        /// are needed for a reserve and nobody leases it.
+        ///
+        #[cfg_attr(feature = "std", doc = "```")]
+        #[cfg_attr(not(feature = "std"), doc = "```ignore")]
+        /// use slab_core::{Pool, PoolConfig, PoolId, Reserve};
+        ///
+        /// # fn main() -> Result<(), slab_core::Error> {
+        /// let mut pool: Pool<&str, u32> = Pool::new(PoolConfig::new(PoolId::new(), 4096))?;
+        /// let Reserve::Ready(bytes) = pool.reserve(4000) else { panic!("the pool is empty") };
+        /// let lease = pool.publish("a", bytes, 7).expect("a token of this pool");
+        /// assert_eq!(pool.reserve(1), Reserve::Full); // "a" is leased
+        /// pool.release(lease, &[]).expect("a token of this pool");
+        /// assert!(matches!(pool.reserve(1), Reserve::Ready(_))); // "a" gave way
+        /// # Ok(())
+        /// # }
+        /// ```
+        #[derive(Debug)]
+        pub struct Pool<K, M, S $($default)*> {
+            list: FreeList,
+            residents: Residents<K, M, S>,
+            residents_max: u32,
+            order: Lru,
+            timelines: Timelines,
+            claims: Slots<claim::Record>,
+            claims_max: u32,
+            leases: u64,
+            /// Granules of the smallest request refused since something last became free or evictable.
+            refused_min: u64,
+            classes: SizeClasses,
+            too_large: u64,
+        }
+    };
+}
+
+#[cfg(feature = "std")]
+define_pool!(= std::hash::RandomState);
+#[cfg(not(feature = "std"))]
+define_pool!();
+
+/// A window after its residents were evicted: free and waiting runs only.
+#[derive(Clone, Copy, Debug)]
+struct Cleared {
+    /// The runs that contain the window's first and last granule.
+    first: u32,
+    last: u32,
+    /// The window's granules.
+    start: u64,
+    end: u64,
+}
+
+#[cfg(feature = "std")]
+impl<K: Eq + Hash, M> Pool<K, M, std::hash::RandomState> {
+    /// Makes a pool of a slab that is entirely free, with the standard library's hasher.
+    ///
+    /// # Errors
+    /// As [`with_hasher`](Self::with_hasher).
+    pub fn new(config: PoolConfig) -> Result<Self, Error> {
+        Self::with_hasher(config, std::hash::RandomState::new())
+    }
+}
+
+impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
+    /// Makes a pool of a slab that is entirely free. Where keys come from a network, `hasher` must be
+    /// one that a peer cannot provoke collisions in.
+    ///
+    /// # Errors
+    /// [`Error::InvalidAlignment`] if the alignment is not a power of two;
+    /// [`Error::CapacityTooSmall`] if not one granule fits.
+    pub fn with_hasher(config: PoolConfig, hasher: S) -> Result<Self, Error> {
+        let list = FreeList::new(FreeListConfig {
+            id: config.id,
+            capacity: config.capacity,
+            alignment: config.alignment,
+            placement: config.placement,
+            runs_reserved: config.runs_reserved,
+        })?;
+        let reserved = config.residents_reserved.min(config.residents_max as usize);
+        Ok(Self {
+            list,
+            residents: Residents::new(hasher, reserved, config.reclaimed_max),
+            residents_max: config.residents_max,
+            order: Lru::with_capacity(reserved),
+            timelines: Timelines::new(config.id, config.timelines_max),
+            claims: Slots::with_capacity(0),
+            claims_max: config.claims_max,
+            leases: 0,
+            refused_min: u64::MAX,
+            classes: SizeClasses::new(),
+            too_large: 0,
+        })
+    }
+
+    /// Asks for `len` bytes, evicting idle residents if that, and nothing less, makes room.
+    ///
+    /// Bytes that already wait for a fence count as on their way: if they make room, the answer is a
+    /// claim and nothing is evicted. Zero bytes are always ready and own nothing.
+    ///
+    /// # Complexity
+    /// O(log runs) when a free run fits. Otherwise O(runs of the windows tried), a bounded number of
+    /// them; only if none fits is the whole map looked at once. A size that was refused is refused again
+    /// in O(1) until something becomes free or evictable.
+    pub fn reserve(&mut self, len: u64) -> Reserve {
+        if len == 0 {
+            return Reserve::Ready(Allocation::empty(self.list.id()));
+        }
+        let need = self.list.granules_of(len);
+        if need > self.list.total() {
+            self.too_large += 1;
+            return Reserve::TooLarge;
+        }
+        if let Ok(Some(run)) = self.list.take(need) {
+            return Reserve::Ready(self.list.token(run, len));
+        }
+        let claimable = self.claims.len() < self.claims_max;
+        if let Some(window) = self.plan_remembering(need, claimable) {
+            let cleared = self.clear(window);
+            if window.cost.is_pending() {
+                return self.claim(cleared, len, need);
+            }
+            if let Ok(run) = self.list.take_from(cleared.first, need) {
+                return Reserve::Ready(self.list.token(run, len));
+            }
+        }
+        self.classes.count_refusal(len);
+        Reserve::Full
+    }
+
+    /// Makes the bytes of an allocation the resident of `key`, leased to the caller.
+    ///
+    /// If the key is resident with equal metadata and length, that resident stays, the new bytes are free
+    /// at once, and the lease is on the resident. With other metadata or length the key is bound anew;
+    /// the old bytes live until their last lease ends.
+    ///
+    /// # Errors
+    /// Key, allocation and metadata, with [`Error::TooManyResidents`] if the bound is reached and every
+    /// resident is leased, or [`Error::ForeignToken`] if another pool made the allocation. Nothing has
+    /// changed then.
+    ///
+    /// # Complexity
+    /// O(1) expected, plus O(log runs) if bytes become free.
+    pub fn publish(
+        &mut self,
+        key: K,
+        allocation: Allocation,
+        meta: M,
+    ) -> Result<Lease, Refused<(K, Allocation, M)>>
+    where
+        M: Eq,
+    {
+        if let Err(cause) = self.list.check(&allocation) {
+            return Err(Refused {
+                value: (key, allocation, meta),
+                cause,
+            });
+        }
+        let previous = self.residents.find(&key);
+        if let Some(entry) = previous {
+            let resident = &self.residents.entries[entry];
+            if resident.meta == meta && resident.len == allocation.len() {
+                let lease = self.lease(entry);
+                self.discard(allocation);
+                return Ok(lease);
+            }
+        }
+        // An idle resident of the key makes room by going.
+        let frees_one = previous.is_some_and(|entry| self.residents.entries[entry].leases == 0);
+        if !frees_one && !self.make_room_for_resident() {
+            let cause = Error::TooManyResidents {
+                residents_max: self.residents_max,
+            };
+            return Err(Refused {
+                value: (key, allocation, meta),
+                cause,
+            });
+        }
+        if let Some(entry) = previous {
+            self.displace(entry);
+        }
+        let Allocation {
+            slot, region, len, ..
+        } = allocation;
+        let entry = self.residents.insert(Entry {
+            key,
+            meta,
+            run: slot,
+            region,
+            len,
+            leases: 1,
+            current: true,
+            marks: Marks::NONE,
+        });
+        if slot != NIL {
+            self.list.retag(slot, Tag::Leased, entry);
+        }
+        self.leases += 1;
+        Ok(Lease {
+            pool: self.list.id(),
+            entry,
+            region,
+            len,
+        })
+    }
+
+    /// Borrows the resident of `key`, or returns `None` if there is none. O(1) expected.
+    pub fn acquire<Q>(&mut self, key: &Q) -> Option<Lease>
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
+        let entry = self.residents.find(key)?;
+        Some(self.lease(entry))
+    }
+
+    /// Ends a lease. Whoever used the bytes through it may still do so until `fences` are reached.
+    ///
+    /// With the last lease the resident becomes evictable, as the youngest; if its key was bound anew
+    /// meanwhile, its bytes are free once every fence recorded on them is reached.
+    ///
+    /// # Errors
+    /// The lease, with [`Error::ForeignToken`] if another pool made it or [`Error::UnknownTimeline`] if
+    /// another pool made a fence. Nothing has changed then.
+    ///
+    /// # Complexity
+    /// O(fences × timelines), else O(1); O(log runs) if bytes become free.
+    pub fn release(&mut self, lease: Lease, fences: &[Fence]) -> Result<(), Refused<Lease>> {
+        if let Err(cause) = self
+            .check_lease(&lease)
+            .and_then(|()| self.timelines.check_all(fences))
+        {
+            return Err(Refused {
+                value: lease,
+                cause,
+            });
+        }
+        self.leases -= 1;
+        let entry = lease.entry;
+        let resident = &mut self.residents.entries[entry];
+        resident.leases -= 1;
+        self.timelines.record(&mut resident.marks, fences);
+        if resident.leases > 0 {
+            return Ok(());
+        }
+        if resident.current {
+            if resident.run != NIL {
+                self.list.retag(resident.run, Tag::Idle, entry);
+            }
+            self.order.on_idle(entry);
+            self.note_gain();
+        } else if let Some(Entry { run, marks, .. }) = self.residents.entries.remove(entry) {
+            self.let_go(run, marks);
+        }
+        Ok(())
+    }
+
+    /// Gives back bytes that were never published. They are free once `fences` are reached.
+    ///
+    /// # Errors
+    /// The allocation, with [`Error::ForeignToken`] or [`Error::UnknownTimeline`]. Nothing has changed
+    /// then.
+    ///
+    /// # Complexity
+    /// O(fences × timelines + log runs) amortised.
+    pub fn free(
+        &mut self,
+        allocation: Allocation,
+        fences: &[Fence],
+    ) -> Result<(), Refused<Allocation>> {
+        let checked = self
+            .list
+            .check(&allocation)
+            .and_then(|()| self.timelines.check_all(fences));
+        if let Err(cause) = checked {
+            return Err(Refused {
+                value: allocation,
+                cause,
+            });
+        }
+        if !allocation.is_empty() {
+            let mut marks = Marks::NONE;
+            self.timelines.record(&mut marks, fences);
+            self.let_go(allocation.slot, marks);
+        }
+        Ok(())
+    }
+
+    /// Takes bytes out of use for good: something may still write to them, and nobody can say until when.
+    ///
+    /// # Errors
+    /// The allocation, with [`Error::ForeignToken`], if another pool made it.
+    ///
+    /// # Complexity
+    /// O(1).
+    pub fn quarantine(&mut self, allocation: Allocation) -> Result<(), Refused<Allocation>> {
+        if let Err(cause) = self.list.check(&allocation) {
+            return Err(Refused {
+                value: allocation,
+                cause,
+            });
+        }
+        if !allocation.is_empty() {
+            self.list.retag(allocation.slot, Tag::Quarantined, NIL);
+        }
+        Ok(())
+    }
+
+    /// Evicts the resident of `key` if nobody leases it, and says whether it did.
+    ///
+    /// # Complexity
+    /// O(1) expected, plus O(log runs).
+    pub fn evict<Q>(&mut self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
+        match self.residents.find(key) {
+            Some(entry) if self.residents.entries[entry].leases == 0 => {
+                self.evict_entry(entry);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Adds a timeline, which starts at 0.
+    ///
+    /// # Errors
+    /// [`Error::TooManyTimelines`] if the configured number exists. Timelines are never removed.
+    pub fn add_timeline(&mut self) -> Result<TimelineId, Error> {
+        self.timelines.add()
+    }
+
+    /// Takes note that the timeline has reached `value`: bytes whose last fence that was are free.
+    ///
+    /// A value below one that was reached before changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTimeline`] if another pool made it; [`Error::TimelineFailed`] if it has failed.
+    ///
+    /// # Complexity
+    /// O(log waits + log runs) amortised for each run that waited for this.
+    pub fn handle_reached(&mut self, timeline: TimelineId, value: u64) -> Result<(), Error> {
+        let index = self.timelines.check(timeline)?;
+        self.timelines.reach(index, value)?;
+        while let Some(wait) = self.timelines.next_reached(index) {
+            if wait.claim == NIL {
+                self.list.give(wait.run);
+                self.note_gain();
+            } else {
+                self.claimed_run_reached(wait.run, wait.claim);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note that nothing more on the timeline will be reached: bytes that wait for it are
+    /// quarantined, now or, if they are resident, when they are evicted.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTimeline`] if another pool made it.
+    ///
+    /// # Complexity
+    /// O(waits × timelines).
+    pub fn handle_failed(&mut self, timeline: TimelineId) -> Result<(), Error> {
+        let index = self.timelines.check(timeline)?;
+        self.timelines.fail(index);
+        let mut cursor = self.timelines.first_wait();
+        while let Some((wait, next)) = self.timelines.next_failed(cursor) {
+            self.list.retag(wait.run, Tag::Quarantined, NIL);
+            if wait.claim != NIL {
+                self.claimed_run_failed(wait.claim);
+            }
+            cursor = next;
+        }
+        Ok(())
+    }
+
+    /// Reports the keys evicted since the last drain that are not resident now, in no order.
+    pub fn drain_reclaimed(&mut self) -> Reclaimed<K> {
+        self.residents.drain_reclaimed()
+    }
+
+    /// Whether `key` is resident. O(1) expected; does not count as use.
+    #[must_use]
+    pub fn is_resident<Q>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
+        self.residents.find(key).is_some()
+    }
+
+    /// Metadata of the resident of `key`. O(1) expected; does not count as use.
+    #[must_use]
+    pub fn meta<Q>(&self, key: &Q) -> Option<&M>
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
+        let entry = self.residents.find(key)?;
+        Some(&self.residents.entries[entry].meta)
+    }
+
+    /// Leases on the resident of `key`. O(1) expected.
+    #[must_use]
+    pub fn lease_count<Q>(&self, key: &Q) -> Option<u64>
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
+        let entry = self.residents.find(key)?;
+        Some(self.residents.entries[entry].leases)
+    }
+
+    /// Metadata of what a lease holds, which its key need not be bound to any more. `None` if another
+    /// pool made the lease. O(1).
+    #[must_use]
+    pub fn lease_meta(&self, lease: &Lease) -> Option<&M> {
+        self.check_lease(lease).ok()?;
+        Some(&self.residents.entries[lease.entry].meta)
+    }
+
+    /// Keys that are resident with their metadata and leases, in no order. O(1) a step.
+    pub fn residents(&self) -> impl Iterator<Item = (&K, &M, u64)> + '_ {
+        self.residents
+            .iter()
+            .map(|entry| (&entry.key, &entry.meta, entry.leases))
+    }
+
+    /// Counts and bytes of this moment. O(1).
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let residents = self.residents.count() as u64;
+        let mut stats = PoolStats {
+            capacity: self.list.capacity(),
+            usable: self.list.usable(),
+            free: self.list.bytes(Tag::Free),
+            owned: self.list.bytes(Tag::Caller),
+            resident_leased: self.list.bytes(Tag::Leased),
+            resident_idle: self.list.bytes(Tag::Idle),
+            waiting: self.list.bytes(Tag::Waiting),
+            claimed: self.list.bytes(Tag::Claimed),
+            quarantined: self.list.bytes(Tag::Quarantined),
+            largest_free: self.list.largest_free(),
+            residents,
+            displaced: u64::from(self.residents.entries.len()) - residents,
+            leases: self.leases,
+            claims: u64::from(self.claims.len()),
+            runs: u64::from(self.list.run_count()),
+            evictions: 0,
+            evicted_bytes: 0,
+            refusals: 0,
+            too_large: self.too_large,
+        };
+        self.classes.sum_into(&mut stats);
+        stats
+    }
+
+    /// Evictions and refusals by power of two of the length, for classes in which any happened.
+    pub fn size_classes(&self) -> impl Iterator<Item = SizeClassStats> + '_ {
+        self.classes.iter()
+    }
+
+    /// The slab map in address order. O(1) a step.
+    pub fn runs(&self) -> impl Iterator<Item = RunView> + '_ {
+        self.list.slots().map(|slot| {
+            let node = self.list.node(slot);
+            let state = match node.tag {
+                Tag::Leased | Tag::Idle => RunState::Resident {
+                    leases: self.residents.entries[node.owner].leases,
+                },
+                Tag::Waiting => RunState::Waiting,
+                Tag::Claimed => RunState::Claimed,
+                Tag::Quarantined => RunState::Quarantined,
+                Tag::Caller => RunState::Caller,
+                // Vacant nodes are in no chain.
+                Tag::Free | Tag::Vacant => RunState::Free,
+            };
+            RunView {
+                region: self.list.region(slot),
+                state,
+            }
+        })
+    }
+
+    /// The id its tokens carry.
+    #[must_use]
+    pub const fn id(&self) -> PoolId {
+        self.list.id()
+    }
+
+    /// Granule in bytes.
+    #[must_use]
+    pub const fn alignment(&self) -> u64 {
+        self.list.alignment()
+    }
+
+    /// Where regions go.
+    #[must_use]
+    pub const fn placement(&self) -> Placement {
+        self.list.placement()
+    }
+
+    /// Plans, and remembers a refusal until something becomes free or evictable.
+    fn plan_remembering(&mut self, need: u64, claimable: bool) -> Option<Window> {
+        // A window may need two more runs than it replaces, one at each end.
+        if need >= self.refused_min || !self.list.has_room(2) {
+            return None;
+        }
+        let window = self.plan(need, claimable);
+        if window.is_none() && claimable {
+            self.refused_min = need;
+        }
+        window
+    }
+
+    /// Something became free, evictable or waiting: refusals must be thought over.
+    const fn note_gain(&mut self) {
+        self.refused_min = u64::MAX;
+    }
+
+    /// Evicts exactly the residents of a window.
+    fn clear(&mut self, window: Window) -> Cleared {
+        let start = self.list.node(window.first).start;
+        let last = self.list.node(window.last);
+        let end = last.start + last.len;
+        let mut first = NIL;
+        let mut slot = window.first;
+        loop {
+            let node = self.list.node(slot);
+            if node.tag == Tag::Idle {
+                // Merging keeps the lower of two free runs, so `first` stays what it is.
+                slot = self.evict_entry(node.owner);
+            }
+            if first == NIL {
+                first = slot;
+            }
+            let node = self.list.node(slot);
+            if node.start + node.len >= end {
+                return Cleared {
+                    first,
+                    last: slot,
+                    start,
+                    end,
+                };
+            }
+            slot = node.next;
+        }
+    }
+
+    /// Evicts an idle resident. Returns the slot of the run its bytes are part of now.
+    fn evict_entry(&mut self, entry: u32) -> u32 {
+        self.order.on_remove(entry);
+        self.residents.unindex(entry);
+        let Some(Entry {
+            key,
+            run,
+            region,
+            len,
+            marks,
+            ..
+        }) = self.residents.entries.remove(entry)
+        else {
+            return NIL;
+        };
+        self.residents.remember(key);
+        self.classes.count_eviction(len, region.len());
+        self.let_go(run, marks)
+    }
+
+    /// The key of a resident is about to be bound anew.
+    fn displace(&mut self, entry: u32) {
+        self.residents.unindex(entry);
+        if self.residents.entries[entry].leases > 0 {
+            return;
+        }
+        self.order.on_remove(entry);
+        if let Some(Entry { run, marks, .. }) = self.residents.entries.remove(entry) {
+            self.let_go(run, marks);
+        }
+    }
+
+    /// Whether one more entry fits, after evicting the coldest if need be.
+    fn make_room_for_resident(&mut self) -> bool {
+        if self.residents.entries.len() < self.residents_max {
+            return true;
+        }
+        // At the bound exactly, so one less is room. With a bound of zero nothing is ever idle.
+        match self.order.coldest() {
+            Some(entry) => {
+                self.evict_entry(entry);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn lease(&mut self, entry: u32) -> Lease {
+        let resident = &mut self.residents.entries[entry];
+        if resident.leases == 0 {
+            self.order.on_leased(entry);
+            if resident.run != NIL {
+                self.list.retag(resident.run, Tag::Leased, entry);
+            }
+        }
+        resident.leases += 1;
+        self.leases += 1;
+        Lease {
+            pool: self.list.id(),
+            entry,
+            region: resident.region,
+            len: resident.len,
+        }
+    }
+
+    /// Frees the bytes of a checked allocation at once.
+    fn discard(&mut self, allocation: Allocation) {
+        if !allocation.is_empty() {
+            self.let_go(allocation.slot, Marks::NONE);
+        }
+    }
+
+    /// Lets the bytes of an owner that gave way go: free, waiting for `marks`, or quarantined. Returns the
+    /// slot of the run they are part of now.
+    fn let_go(&mut self, run: u32, marks: Marks) -> u32 {
+        if run == NIL {
+            // Content without bytes: nothing to wait for.
+            self.timelines.forget(marks);
+            return NIL;
+        }
+        self.note_gain();
+        match self.timelines.standing(&marks) {
+            Standing::Reached => {
+                self.timelines.forget(marks);
+                self.list.give(run)
+            }
+            Standing::Pending => {
+                let wait = self.timelines.park(run, marks);
+                self.list.retag(run, Tag::Waiting, wait);
+                run
+            }
+            Standing::Failed => {
+                self.timelines.forget(marks);
+                self.list.retag(run, Tag::Quarantined, NIL);
+                run
+            }
+        }
+    }
+
+    fn check_lease(&self, lease: &Lease) -> Result<(), Error> {
+        let pool = self.list.id();
+        if lease.pool != pool {
+            return Err(Error::ForeignToken {
+                token: lease.pool,
+                pool,
+            });
+        }
+        // A lease of this pool always passes; one of a pool that was given the same id may not.
+        match self.residents.entries.get(lease.entry) {
+            Some(resident)
+                if resident.leases > 0
+                    && resident.region == lease.region
+                    && resident.len == lease.len =>
+            {
+                Ok(())
+            }
+            _ => Err(Error::UnknownToken { pool }),
+        }
+    }
+}
+
+impl fmt::Display for PoolStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} bytes free (largest run {}), {} owned, {} leased, {} idle, {} waiting, {} claimed, {} quarantined",
+            self.free,
+            self.usable,
+            self.largest_free,
+            self.owned,
+            self.resident_leased,
+            self.resident_idle,
+            self.waiting,
+            self.claimed,
+            self.quarantined,
+        )
+    }
+}
