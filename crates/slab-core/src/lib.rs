@@ -1,2 +1,81 @@
-//! slab-core
+//! Offset allocation with leases and event-gated reuse, as pure state machines.
+//!
+//! - `FreeList` (feature `alloc`) carves regions of any size from one slab, by best or by first fit;
+//! - `Pool` (feature `alloc`) adds keyed residents with leases, eviction of address neighbours when a
+//!   request needs room, fences that gate reuse, and claims on bytes that are on their way back;
+//! - `SharedPool` (feature `std`) puts one lock around a pool and the caller's own state, and hands out
+//!   guards that give their token back when dropped.
+//!
+//! # How calls are named
+//! Methods of a pool that take a fact in are `handle_*` (a timeline has come this far, or has failed);
+//! methods that hand a decision out are `poll_*` and `drain_*`; the rest act at once. After each
+//! `handle_*`, poll the claims; after any call that may evict, drain the reclaimed keys when convenient.
+//!
+//! # Tokens
+//! `Allocation`, `Lease` and `Claim` are rights, not handles: `#[must_use]`, not `Clone`, consumed by the
+//! call that ends them. A token carries the [`PoolId`] of its pool and is refused, and handed back in
+//! [`Refused`], anywhere else. A dropped token leaks what it owns, which is safe; the guards of
+//! `SharedPool` give it back instead.
+//!
+//! # What is not here
+//! Addresses, clocks, threads, drivers, I/O, copying. The crate is `no_std` and forbids `unsafe`.
+//!
+//! # Features
+//! None by default. `alloc`: `FreeList`, `Pool` and their tokens. `std` (implies `alloc`): `SharedPool`,
+//! `PoolId::new`, and the default hasher of `Pool`.
+
 #![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(feature = "alloc")]
+extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
+
+mod error;
+mod fence;
+mod id;
+mod placement;
+mod region;
+
+#[cfg(feature = "alloc")]
+mod evict;
+#[cfg(feature = "alloc")]
+mod free_list;
+#[cfg(feature = "alloc")]
+mod heap;
+#[cfg(feature = "alloc")]
+mod pool;
+#[cfg(feature = "alloc")]
+mod resident;
+#[cfg(feature = "alloc")]
+mod slots;
+
+#[cfg(feature = "std")]
+mod shared;
+#[cfg(feature = "std")]
+mod sync;
+
+pub use error::{Error, Refused};
+pub use fence::{Fence, TimelineId};
+pub use id::PoolId;
+pub use placement::Placement;
+pub use region::Region;
+
+#[cfg(feature = "alloc")]
+pub use free_list::{FreeList, FreeListConfig, FreeRun};
+#[cfg(feature = "alloc")]
+pub use pool::{Claim, Pool, PoolConfig, PoolStats, Reserve, RunState, RunView, SizeClassStats};
+#[cfg(feature = "alloc")]
+pub use region::Allocation;
+#[cfg(feature = "alloc")]
+pub use resident::{Lease, Reclaimed};
+
+#[cfg(feature = "std")]
+pub use shared::{AllocationGuard, LeaseGuard, SharedPool};
+
+/// The example of the README, compiled.
+#[cfg(all(doctest, feature = "alloc"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
