@@ -4,15 +4,18 @@
 
 mod code;
 mod content;
+mod content_hash;
 mod control;
 mod dtype;
 mod moment;
 mod name;
 mod reservation;
 mod tensor;
+mod tensor_file;
 
 pub use code::ErrorCode;
 pub use content::{Content, Room, Span};
+pub use content_hash::{ContentDigest, ContentHasher};
 pub use dtype::{Dtype, UnsupportedDtype};
 pub use moment::Moment;
 pub use name::{MmHash, NAME_BYTES_MAX, NameTooLong, ReservationId, TransferId};
@@ -22,3 +25,7 @@ pub use reservation::{
     ReserveRequest, Stuck, StuckReleased, TakeError, TakePolicy, Taken,
 };
 pub use tensor::{DIMS_MAX, ShapeError, TensorSpec};
+pub use tensor_file::{
+    FileTensor, HeaderError, OutputError, TensorFile, TensorFileError, UnsupportedTensor,
+    write_tensor_file,
+};
