@@ -9,6 +9,7 @@ mod control;
 mod dtype;
 mod moment;
 mod name;
+mod push;
 mod reservation;
 mod tensor;
 mod tensor_file;
@@ -19,6 +20,10 @@ pub use content_hash::{ContentDigest, ContentHasher};
 pub use dtype::{Dtype, UnsupportedDtype};
 pub use moment::Moment;
 pub use name::{MmHash, NAME_BYTES_MAX, NameTooLong, ReservationId, TransferId};
+pub use push::{
+    Action, Answer, ContentLanes, Delivery, IdPolicy, PushConfig, PushFailure, PushMachine,
+    PushOutcome, Reserved, Step, WriteEnd,
+};
 pub use reservation::{
     CancelKind, CancelMatch, Completion, Effect, Grant, ItemStatus, OwnedSpan, PendingReserve,
     ReservationConfig, ReservationState, ReservationStats, Reservations, Reserve, ReserveError,

@@ -195,7 +195,7 @@ pub struct Completion {
 }
 
 /// How a cancel is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CancelKind {
     /// Nobody wants the item any more. A writer may still be writing, so its memory stays.
     Plain,

@@ -1,0 +1,661 @@
+//! One push as a pure state machine: what to ask the consumer next, and what its answers mean.
+//!
+//! The machine does no I/O and knows no clock: [`poll`](PushMachine::poll) says what to do, the `handle_*`
+//! methods take in what came of it, and time and fresh ids are arguments. One action is outstanding at a time.
+//!
+//! Rules it keeps:
+//! - `abandon` ("I will not touch that memory any more") is sent only while no write to the reservation can still
+//!   be under way: before a write began, or after the engine said that it was applied or ended. After an unknown
+//!   end the cancel is plain, and the consumer keeps the memory.
+//! - A reserve whose reply was lost is never simply repeated: the repeat would answer `write: false` and nobody
+//!   would write. With a fresh id the old one is abandoned and another id tried; with a given id it is cancelled
+//!   with `abandon` and `refresh` first.
+//! - A follower (another producer writes the same content) asks for the status. Only `ready` decides: an id that
+//!   is gone may have been taken, cancelled or expired. The same holds for a complete that was answered
+//!   `completed: false` after its first reply was lost.
+//! - Everything ends: at the timeout, or after a bounded number of errors that carry no code.
+//!
+//! Not here: which pushes run at the same time ([`ContentLanes`] keeps two of the same content apart), staging,
+//! and the transfer itself.
+
+mod lanes;
+mod types;
+
+use crate::code::ErrorCode;
+use crate::moment::Moment;
+use crate::name::TransferId;
+use crate::reservation::CancelKind;
+
+pub use lanes::ContentLanes;
+pub use types::{
+    Action, Answer, Delivery, IdPolicy, PushConfig, PushFailure, PushOutcome, Reserved, Step,
+    WriteEnd,
+};
+
+/// The record of one push to a consumer with one shard.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PushMachine {
+    policy: IdPolicy,
+    len_bytes: u64,
+    config: PushConfig,
+    started: Moment,
+    /// When waiting for the consumer ends.
+    deadline: Moment,
+    id: TransferId,
+    /// The next reserve needs another id.
+    id_is_spent: bool,
+    state: State,
+    asks: Asks,
+    /// The source is in place and can be written.
+    staged: bool,
+    /// Delay before the next repeat, in milliseconds.
+    backoff_ms: u64,
+    uncoded_errors: u32,
+    cancelled_before: bool,
+    completes_undecided: u32,
+}
+
+/// Why the next reserve is sent, which decides what `ready` means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Asks {
+    /// For memory, or a hit.
+    Memory,
+    /// Whether the content a follower waited for has arrived.
+    Followed,
+    /// Whether the content this push wrote has arrived.
+    Wrote,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum State {
+    Reserve { at: Moment },
+    Reserving,
+    Granted(Held),
+    Staging(Held),
+    Writing(Held),
+    Complete { at: Moment, held: Held, lost: bool },
+    Completing { held: Held, lost: bool },
+    Follow { at: Moment },
+    Following,
+    Cancel(Cancel),
+    Cancelling(Cancel),
+    Done(PushOutcome),
+}
+
+/// A reservation whose writer this push is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Held {
+    reservation_id: String,
+    session: String,
+    address: u64,
+    since: Moment,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Cancel {
+    kind: CancelKind,
+    reservation_id: Option<String>,
+    tries_left: u32,
+    then: Then,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Then {
+    /// Reserve again under the same id.
+    SameId,
+    /// Reserve again under a fresh id.
+    FreshId,
+    End(Result<Delivery, PushFailure>),
+}
+
+/// Tries of a cancel whose reply is lost.
+const CANCEL_TRIES: u32 = 2;
+const BACKOFF_FIRST_MS: u64 = 5;
+const BACKOFF_LAST_MS: u64 = 500;
+/// A follower's first question; a write of a few megabytes takes about this long.
+const FOLLOW_FIRST_MS: u64 = 2;
+const FOLLOW_LAST_MS: u64 = 100;
+/// How often a write that the consumer neither confirms nor denies is written again under a fresh id.
+const COMPLETES_UNDECIDED_MAX: u32 = 2;
+
+impl PushMachine {
+    /// Starts the push of `len_bytes` bytes at `now`, which is when its timeout starts to run.
+    pub fn new(
+        id: TransferId,
+        policy: IdPolicy,
+        len_bytes: u64,
+        config: PushConfig,
+        now: Moment,
+    ) -> Self {
+        Self {
+            policy,
+            len_bytes,
+            started: now,
+            deadline: now.after_millis(config.timeout_ms),
+            config,
+            id,
+            id_is_spent: false,
+            state: State::Reserve { at: now },
+            asks: Asks::Memory,
+            staged: false,
+            backoff_ms: BACKOFF_FIRST_MS,
+            uncoded_errors: 0,
+            cancelled_before: false,
+            completes_undecided: 0,
+        }
+    }
+
+    /// The id in use towards the consumer.
+    pub fn transfer_id(&self) -> &TransferId {
+        &self.id
+    }
+
+    /// How the push ended, if it has.
+    pub fn outcome(&self) -> Option<&PushOutcome> {
+        match &self.state {
+            State::Done(outcome) => Some(outcome),
+            _ => None,
+        }
+    }
+
+    /// Says what to do now. `fresh_id` is called when the push needs another id and may draw one.
+    ///
+    /// An action is handed out once; its result belongs into the `handle_*` method the action names.
+    pub fn poll(&mut self, now: Moment, fresh_id: impl FnOnce() -> TransferId) -> Step {
+        match &self.state {
+            State::Reserve { at } | State::Follow { at } | State::Complete { at, .. }
+                if *at > now =>
+            {
+                return Step::WaitUntil(*at);
+            }
+            State::Granted(held) if self.is_stale(held, now) => {
+                // Nothing was written yet, so giving the old memory up is allowed.
+                let reservation_id = Some(held.reservation_id.clone());
+                self.start_again(reservation_id);
+            }
+            _ => {}
+        }
+        let (state, step) = match self.take_state() {
+            State::Reserve { .. } => {
+                if std::mem::take(&mut self.id_is_spent) {
+                    self.id = fresh_id();
+                }
+                let action = Action::Reserve {
+                    transfer_id: self.id.clone(),
+                    timeout_ms: self.request_timeout_ms(now),
+                };
+                (State::Reserving, Step::Do(action))
+            }
+            State::Granted(held) if !self.staged && self.len_bytes > 0 => {
+                (State::Staging(held), Step::Do(Action::Stage))
+            }
+            // Zero bytes need no write (row V18).
+            State::Granted(held) if self.len_bytes == 0 => return self.complete(now, held, false),
+            State::Granted(held) => {
+                let action = Action::Write {
+                    session: held.session.clone(),
+                    address: held.address,
+                };
+                (State::Writing(held), Step::Do(action))
+            }
+            State::Complete { held, lost, .. } => return self.complete(now, held, lost),
+            State::Follow { .. } => {
+                let action = Action::Status {
+                    transfer_id: self.id.clone(),
+                    timeout_ms: self.request_timeout_ms(now),
+                };
+                (State::Following, Step::Do(action))
+            }
+            State::Cancel(cancel) => {
+                let action = Action::Cancel {
+                    transfer_id: self.id.clone(),
+                    reservation_id: cancel.reservation_id.clone(),
+                    kind: cancel.kind,
+                    timeout_ms: self.farewell_ms().max(self.request_timeout_ms(now)),
+                };
+                (State::Cancelling(cancel), Step::Do(action))
+            }
+            State::Done(outcome) => (State::Done(outcome.clone()), Step::Done(outcome)),
+            busy @ (State::Reserving
+            | State::Staging(_)
+            | State::Writing(_)
+            | State::Completing { .. }
+            | State::Following
+            | State::Cancelling(_)) => (busy, Step::InProgress),
+        };
+        self.state = state;
+        step
+    }
+
+    /// Takes the answer to [`Action::Reserve`].
+    pub fn handle_reserve(&mut self, now: Moment, answer: Answer<Reserved>) {
+        match self.take_state() {
+            State::Reserving => {}
+            other => return self.unexpected(other),
+        }
+        match answer {
+            Answer::Reply(Reserved::Cancelled) => self.cancelled(now),
+            Answer::Reply(Reserved::Granted {
+                reservation_id,
+                session,
+                address,
+                len_bytes,
+                write,
+                ready,
+            }) => {
+                self.backoff_ms = BACKOFF_FIRST_MS;
+                if ready {
+                    self.ready(reservation_id);
+                } else if len_bytes != self.len_bytes {
+                    let failure = PushFailure::WrongLength {
+                        asked: self.len_bytes,
+                        granted: len_bytes,
+                    };
+                    self.abandon(Some(reservation_id), Err(failure));
+                } else if write {
+                    self.state = State::Granted(Held {
+                        reservation_id,
+                        session,
+                        address,
+                        since: now,
+                    });
+                } else {
+                    self.backoff_ms = FOLLOW_FIRST_MS;
+                    self.state = State::Follow {
+                        at: now.after_millis(FOLLOW_FIRST_MS),
+                    };
+                }
+            }
+            Answer::Refused { code, text } => self.reserve_refused(now, code, text),
+            Answer::Lost { sent } if self.is_over(now) => {
+                let failure = self.unreachable(now);
+                if sent {
+                    self.abandon_once(None, Err(failure));
+                } else {
+                    self.end(Err(failure));
+                }
+            }
+            Answer::Lost { sent: true } => self.start_again(None),
+            Answer::Lost { sent: false } => self.reserve_after_backoff(now),
+        }
+    }
+
+    /// Takes the end of [`Action::Stage`]: whether the source is in place.
+    pub fn handle_staged(&mut self, staged: bool) {
+        let held = match self.take_state() {
+            State::Staging(held) => held,
+            other => return self.unexpected(other),
+        };
+        if staged {
+            self.staged = true;
+            self.state = State::Granted(held);
+        } else {
+            self.abandon(Some(held.reservation_id), Err(PushFailure::Source));
+        }
+    }
+
+    /// Takes the end of [`Action::Write`].
+    pub fn handle_write(&mut self, now: Moment, end: WriteEnd) {
+        let held = match self.take_state() {
+            State::Writing(held) => held,
+            other => return self.unexpected(other),
+        };
+        match end {
+            WriteEnd::Applied => {
+                // A long write must not leave its own completion without time.
+                let grace = now.after_millis(self.config.control_timeout_ms);
+                self.deadline = self.deadline.max(grace);
+                self.backoff_ms = BACKOFF_FIRST_MS;
+                self.state = State::Complete {
+                    at: now,
+                    held,
+                    lost: false,
+                };
+            }
+            WriteEnd::Ended { reason } => {
+                let failure = PushFailure::WriteEnded { reason };
+                self.abandon(Some(held.reservation_id), Err(failure));
+            }
+            WriteEnd::Unknown { reason } => {
+                // A late write may still arrive: the memory stays with the reservation.
+                self.state = State::Cancel(Cancel {
+                    kind: CancelKind::Plain,
+                    reservation_id: Some(held.reservation_id),
+                    tries_left: CANCEL_TRIES,
+                    then: Then::End(Err(PushFailure::WriteUnknown { reason })),
+                });
+            }
+        }
+    }
+
+    /// Takes the answer to [`Action::Complete`]: the reply's `completed`.
+    pub fn handle_complete(&mut self, now: Moment, answer: Answer<bool>) {
+        let (held, lost) = match self.take_state() {
+            State::Completing { held, lost } => (held, lost),
+            other => return self.unexpected(other),
+        };
+        match answer {
+            Answer::Reply(true) => self.end(Ok(Delivery::Written)),
+            // The record is gone. Unless a reply was lost, no complete of ours can have ended it.
+            Answer::Reply(false) => self.undecided(Some(held.reservation_id), lost),
+            Answer::Refused { code, text } => {
+                self.uncoded_errors += 1;
+                if self.uncoded_errors >= self.config.uncoded_errors_max || self.is_over(now) {
+                    let failure = PushFailure::Refused { code, text };
+                    self.abandon(Some(held.reservation_id), Err(failure));
+                } else {
+                    self.state = State::Complete {
+                        at: self.next_backoff(now),
+                        held,
+                        lost,
+                    };
+                }
+            }
+            Answer::Lost { sent } => {
+                if self.is_over(now) {
+                    let failure = self.unreachable(now);
+                    self.end(Err(failure));
+                } else {
+                    self.state = State::Complete {
+                        at: self.next_backoff(now),
+                        held,
+                        lost: lost || sent,
+                    };
+                }
+            }
+        }
+    }
+
+    /// Takes the answer to [`Action::Status`]: the reply's `ready`, nothing for an id that is gone.
+    pub fn handle_status(&mut self, now: Moment, answer: Answer<Option<bool>>) {
+        match self.take_state() {
+            State::Following => {}
+            other => return self.unexpected(other),
+        }
+        match answer {
+            Answer::Reply(Some(true)) => {
+                let delivery = match self.asks {
+                    Asks::Wrote => Delivery::Written,
+                    Asks::Memory | Asks::Followed => Delivery::Cached,
+                };
+                self.end(Ok(delivery));
+            }
+            Answer::Reply(None) => match self.policy {
+                IdPolicy::Fresh => {
+                    if self.asks == Asks::Memory {
+                        self.asks = Asks::Followed;
+                    }
+                    self.id_is_spent = true;
+                    if self.is_over(now) {
+                        let failure = self.timed_out(now);
+                        self.end(Err(failure));
+                    } else {
+                        // The content may vanish each time; only the timeout bounds this.
+                        self.reserve_after_backoff(now);
+                    }
+                }
+                IdPolicy::Given => self.end(Err(PushFailure::Unconfirmed)),
+            },
+            Answer::Reply(Some(false)) if self.is_over(now) => {
+                let failure = self.timed_out(now);
+                self.abandon(None, Err(failure));
+            }
+            Answer::Refused { code, text } => {
+                self.uncoded_errors += 1;
+                if self.uncoded_errors >= self.config.uncoded_errors_max || self.is_over(now) {
+                    self.abandon(None, Err(PushFailure::Refused { code, text }));
+                } else {
+                    self.follow_after_backoff(now);
+                }
+            }
+            Answer::Lost { .. } if self.is_over(now) => {
+                let failure = self.unreachable(now);
+                self.abandon_once(None, Err(failure));
+            }
+            Answer::Reply(Some(false)) | Answer::Lost { .. } => self.follow_after_backoff(now),
+        }
+    }
+
+    /// Takes the answer to [`Action::Cancel`]. Whether the id was cancelled changes nothing: a reserve that
+    /// follows finds out what became of it.
+    pub fn handle_cancel(&mut self, now: Moment, answer: Answer<bool>) {
+        let mut cancel = match self.take_state() {
+            State::Cancelling(cancel) => cancel,
+            other => return self.unexpected(other),
+        };
+        if matches!(answer, Answer::Lost { .. }) {
+            cancel.tries_left = cancel.tries_left.saturating_sub(1);
+            if cancel.tries_left > 0 && !self.is_over(now) {
+                self.state = State::Cancel(cancel);
+                return;
+            }
+        }
+        match cancel.then {
+            Then::End(result) => self.end(result),
+            _ if self.is_over(now) => {
+                let failure = if matches!(answer, Answer::Lost { .. }) {
+                    self.unreachable(now)
+                } else {
+                    self.timed_out(now)
+                };
+                self.end(Err(failure));
+            }
+            Then::SameId => self.reserve_after_backoff(now),
+            Then::FreshId => {
+                self.id_is_spent = true;
+                self.reserve_after_backoff(now);
+            }
+        }
+    }
+
+    /// Ends a push that is only waiting, and stops one that is not from waiting any longer.
+    ///
+    /// A push that waits for its turn, for room or for another producer ends with `failure` at once. One with a
+    /// request or a write under way takes that in first; it then ends instead of trying again.
+    pub fn give_up(&mut self, now: Moment, failure: PushFailure) {
+        self.deadline = self.deadline.min(now);
+        match &self.state {
+            State::Reserve { .. } => self.end(Err(failure)),
+            State::Follow { .. } => self.abandon_once(None, Err(failure)),
+            State::Granted(held) => {
+                let reservation_id = Some(held.reservation_id.clone());
+                self.abandon_once(reservation_id, Err(failure));
+            }
+            _ => {}
+        }
+    }
+
+    fn ready(&mut self, reservation_id: String) {
+        match self.asks {
+            Asks::Memory => self.end(Ok(Delivery::Cached)),
+            // The record of this question is one too many: the content arrived under the earlier id.
+            Asks::Followed => self.cancel_extra(reservation_id, Delivery::Cached),
+            Asks::Wrote => self.cancel_extra(reservation_id, Delivery::Written),
+        }
+    }
+
+    fn cancel_extra(&mut self, reservation_id: String, delivery: Delivery) {
+        self.state = State::Cancel(Cancel {
+            kind: CancelKind::Plain,
+            reservation_id: Some(reservation_id),
+            tries_left: 1,
+            then: Then::End(Ok(delivery)),
+        });
+    }
+
+    fn cancelled(&mut self, now: Moment) {
+        if self.policy == IdPolicy::Fresh && !self.cancelled_before && !self.is_over(now) {
+            self.cancelled_before = true;
+            self.id_is_spent = true;
+            self.state = State::Reserve { at: now };
+        } else {
+            self.end(Err(PushFailure::Cancelled));
+        }
+    }
+
+    fn reserve_refused(&mut self, now: Moment, code: Option<ErrorCode>, text: String) {
+        let waits = match code {
+            Some(ErrorCode::PoolFull | ErrorCode::TooManyReservations) => true,
+            // The consumer waits for the end of an earlier push with this id; a fresh id is not affected.
+            Some(ErrorCode::ActiveWriter) => true,
+            None | Some(ErrorCode::Internal) => {
+                self.uncoded_errors += 1;
+                self.uncoded_errors < self.config.uncoded_errors_max
+            }
+            Some(_) => false,
+        };
+        if waits && !self.is_over(now) {
+            if self.policy == IdPolicy::Fresh {
+                // A refusal of another shard may have left the id cancelled (row V13).
+                self.id_is_spent = true;
+            }
+            self.reserve_after_backoff(now);
+            return;
+        }
+        self.end(Err(match code {
+            Some(ErrorCode::PoolFull) => PushFailure::PoolFull {
+                waited_ms: self.waited_ms(now),
+            },
+            _ => PushFailure::Refused { code, text },
+        }));
+    }
+
+    /// The consumer has no record to complete: it was completed and taken, or it was given up.
+    fn undecided(&mut self, reservation_id: Option<String>, lost: bool) {
+        self.completes_undecided += 1;
+        if self.policy == IdPolicy::Fresh && self.completes_undecided <= COMPLETES_UNDECIDED_MAX {
+            self.asks = Asks::Wrote;
+            self.start_again(reservation_id);
+        } else if lost {
+            self.end(Err(PushFailure::Unconfirmed));
+        } else {
+            self.end(Err(PushFailure::NotCompleted));
+        }
+    }
+
+    /// Gives a reservation up, or whatever the id may have, and reserves again.
+    ///
+    /// Only called while no write can be under way.
+    fn start_again(&mut self, reservation_id: Option<String>) {
+        let (kind, then) = match self.policy {
+            IdPolicy::Fresh => (CancelKind::Abandon, Then::FreshId),
+            IdPolicy::Given => (CancelKind::Refresh, Then::SameId),
+        };
+        self.state = State::Cancel(Cancel {
+            kind,
+            reservation_id,
+            tries_left: CANCEL_TRIES,
+            then,
+        });
+    }
+
+    fn abandon(&mut self, reservation_id: Option<String>, result: Result<Delivery, PushFailure>) {
+        self.state = State::Cancel(Cancel {
+            kind: CancelKind::Abandon,
+            reservation_id,
+            tries_left: CANCEL_TRIES,
+            then: Then::End(result),
+        });
+    }
+
+    /// As [`abandon`](Self::abandon), to a consumer that may not answer.
+    fn abandon_once(
+        &mut self,
+        reservation_id: Option<String>,
+        result: Result<Delivery, PushFailure>,
+    ) {
+        self.state = State::Cancel(Cancel {
+            kind: CancelKind::Abandon,
+            reservation_id,
+            tries_left: 1,
+            then: Then::End(result),
+        });
+    }
+
+    fn complete(&mut self, now: Moment, held: Held, lost: bool) -> Step {
+        let action = Action::Complete {
+            transfer_id: self.id.clone(),
+            reservation_id: held.reservation_id.clone(),
+            timeout_ms: self.request_timeout_ms(now),
+        };
+        self.state = State::Completing { held, lost };
+        Step::Do(action)
+    }
+
+    fn end(&mut self, result: Result<Delivery, PushFailure>) {
+        self.state = State::Done(PushOutcome {
+            transfer_id: self.id.clone(),
+            result,
+        });
+    }
+
+    fn reserve_after_backoff(&mut self, now: Moment) {
+        self.state = State::Reserve {
+            at: self.next_backoff(now),
+        };
+    }
+
+    fn follow_after_backoff(&mut self, now: Moment) {
+        let at = now.after_millis(self.backoff_ms).min(self.deadline);
+        self.backoff_ms = (self.backoff_ms * 2).min(FOLLOW_LAST_MS);
+        self.state = State::Follow { at };
+    }
+
+    /// The moment of the next try; the last one is made when the timeout is reached, not before it.
+    fn next_backoff(&mut self, now: Moment) -> Moment {
+        let at = now.after_millis(self.backoff_ms).min(self.deadline);
+        self.backoff_ms = (self.backoff_ms * 2).min(BACKOFF_LAST_MS);
+        at
+    }
+
+    fn is_stale(&self, held: &Held, now: Moment) -> bool {
+        now >= held.since.after_millis(self.config.refresh_age_ms)
+    }
+
+    /// Whether the time for waiting is used up, less what a last cancel needs.
+    fn is_over(&self, now: Moment) -> bool {
+        now.after_millis(self.farewell_ms()) >= self.deadline
+    }
+
+    /// Time kept back for a last cancel, so that a push ends within its timeout even then.
+    fn farewell_ms(&self) -> u64 {
+        (self.config.timeout_ms / 8).min(1000)
+    }
+
+    fn request_timeout_ms(&self, now: Moment) -> u64 {
+        let left = self.deadline.as_millis().saturating_sub(now.as_millis());
+        // Never so short that a consumer on the same machine could not answer.
+        left.saturating_sub(self.farewell_ms())
+            .clamp(20, self.config.control_timeout_ms.max(20))
+    }
+
+    fn waited_ms(&self, now: Moment) -> u64 {
+        now.as_millis().saturating_sub(self.started.as_millis())
+    }
+
+    fn unreachable(&self, now: Moment) -> PushFailure {
+        PushFailure::Unreachable {
+            waited_ms: self.waited_ms(now),
+        }
+    }
+
+    fn timed_out(&self, now: Moment) -> PushFailure {
+        PushFailure::TimedOut {
+            waited_ms: self.waited_ms(now),
+        }
+    }
+
+    /// Takes the state out; the caller decides it anew.
+    fn take_state(&mut self) -> State {
+        std::mem::replace(&mut self.state, State::Reserving)
+    }
+
+    /// A result came for an action that is not outstanding: the driver's bug, and nothing changes.
+    fn unexpected(&mut self, state: State) {
+        debug_assert!(false, "result for another action in {state:?}");
+        self.state = state;
+    }
+}
+
+#[cfg(test)]
+mod tests;
