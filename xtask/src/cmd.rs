@@ -4,6 +4,7 @@ pub(crate) mod check;
 pub(crate) mod ci;
 pub(crate) mod coverage;
 pub(crate) mod fixture;
+pub(crate) mod licences;
 pub(crate) mod package;
 pub(crate) mod test;
 pub(crate) mod tidy;

@@ -3,7 +3,7 @@
 
 pub(crate) mod coverage;
 mod layers;
-mod licences;
+pub(crate) mod licences;
 mod readme;
 mod sources;
 mod words;
@@ -20,7 +20,7 @@ use crate::workspace::Metadata;
 pub(crate) fn check(root: &Path, metadata: &Metadata, run: Option<&Run>) -> Result<Vec<String>> {
     let files = tracked_files(root)?;
     let mut problems = layers::check(&layers::edges(metadata));
-    problems.extend(licences::check(metadata));
+    problems.extend(licences::check(root, metadata)?);
     problems.extend(sources::check(root, &files)?);
     problems.extend(words::check(root, &files)?);
     problems.extend(readme::check(root, metadata)?);

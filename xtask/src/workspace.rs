@@ -1,5 +1,6 @@
 //! The workspace as `cargo metadata` describes it.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -12,6 +13,30 @@ use crate::runner::Runner;
 pub(crate) struct Metadata {
     pub(crate) packages: Vec<Package>,
     pub(crate) workspace_members: Vec<String>,
+    pub(crate) resolve: Resolve,
+}
+
+/// The dependency graph, by package id.
+#[derive(Deserialize)]
+pub(crate) struct Resolve {
+    pub(crate) nodes: Vec<Node>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Node {
+    pub(crate) id: String,
+    pub(crate) deps: Vec<NodeDependency>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct NodeDependency {
+    pub(crate) pkg: String,
+    pub(crate) dep_kinds: Vec<DependencyKind>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct DependencyKind {
+    pub(crate) kind: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -63,6 +88,32 @@ impl Metadata {
         self.workspace_members
             .iter()
             .filter_map(|id| self.package(id))
+    }
+
+    /// What the published crates are built from, themselves left out.
+    pub(crate) fn product_dependencies(&self) -> Vec<&Package> {
+        let mut waiting: Vec<&str> = self
+            .members()
+            .filter(|p| p.is_published())
+            .map(|p| p.id.as_str())
+            .collect();
+        let mut seen: BTreeSet<&str> = waiting.iter().copied().collect();
+        while let Some(id) = waiting.pop() {
+            let node = self.resolve.nodes.iter().find(|node| node.id == id);
+            for dependency in node.iter().flat_map(|node| &node.deps) {
+                let is_built = dependency
+                    .dep_kinds
+                    .iter()
+                    .any(|kind| kind.kind.as_deref() != Some("dev"));
+                if is_built && seen.insert(&dependency.pkg) {
+                    waiting.push(&dependency.pkg);
+                }
+            }
+        }
+        seen.into_iter()
+            .filter(|id| !self.workspace_members.iter().any(|member| member == id))
+            .filter_map(|id| self.package(id))
+            .collect()
     }
 
     pub(crate) fn package(&self, id: &str) -> Option<&Package> {

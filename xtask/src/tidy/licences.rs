@@ -1,4 +1,10 @@
-//! Every dependency can be used under one of a short list of licences.
+//! Every dependency can be used under one of a short list of licences, and
+//! `THIRD-PARTY.md` lists those that end up in the product.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result};
 
 use crate::workspace::Metadata;
 
@@ -18,7 +24,64 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
-pub(super) fn check(metadata: &Metadata) -> Vec<String> {
+/// The file with the list, and the lines it stands between.
+const FILE: &str = "THIRD-PARTY.md";
+const BEGIN: &str = "<!-- begin: cargo xtask licences -->";
+const END: &str = "<!-- end -->";
+
+pub(super) fn check(root: &Path, metadata: &Metadata) -> Result<Vec<String>> {
+    let mut problems = check_packages(metadata);
+    let file = root.join(FILE);
+    match std::fs::read_to_string(&file) {
+        Ok(text) => {
+            if with_list(&text, &list(metadata)).is_none_or(|fresh| fresh != text) {
+                problems.push(format!(
+                    "licences: {FILE} is stale; run `cargo xtask licences`"
+                ));
+            }
+        }
+        Err(error) => problems.push(format!("licences: cannot read {FILE}: {error}")),
+    }
+    Ok(problems)
+}
+
+/// Writes the list into the file; returns how many crates it names.
+pub(crate) fn update(root: &Path, metadata: &Metadata) -> Result<usize> {
+    let file = root.join(FILE);
+    let text = std::fs::read_to_string(&file)?;
+    let list = list(metadata);
+    let text = with_list(&text, &list)
+        .with_context(|| format!("{FILE} lacks the lines `{BEGIN}` and `{END}`"))?;
+    std::fs::write(file, text)?;
+    Ok(list.len())
+}
+
+/// Name and licence of everything that the published crates are built from.
+fn list(metadata: &Metadata) -> BTreeMap<String, String> {
+    metadata
+        .product_dependencies()
+        .into_iter()
+        .map(|package| {
+            (
+                package.name.clone(),
+                package.license.clone().unwrap_or_default(),
+            )
+        })
+        .collect()
+}
+
+/// The text with the list between its marks, or nothing if they are missing.
+fn with_list(text: &str, list: &BTreeMap<String, String>) -> Option<String> {
+    let (before, rest) = text.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    let mut fresh = format!("{before}{BEGIN}\n| crate | licence |\n| --- | --- |\n");
+    for (name, licence) in list {
+        fresh.push_str(&format!("| {name} | {licence} |\n"));
+    }
+    Some(fresh + END + after)
+}
+
+fn check_packages(metadata: &Metadata) -> Vec<String> {
     metadata
         .packages
         .iter()
@@ -80,7 +143,19 @@ fn one(tokens: &mut Tokens<'_>) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::is_allowed;
+    use super::*;
+
+    #[test]
+    fn the_list_is_rewritten_between_its_marks() {
+        let list = BTreeMap::from([("a".to_owned(), "MIT".to_owned())]);
+        let text = format!("head\n{BEGIN}\n| old | GPL |\n{END}\ntail\n");
+        let fresh = with_list(&text, &list).unwrap();
+        assert!(fresh.starts_with("head\n") && fresh.ends_with("\ntail\n"));
+        assert!(fresh.contains("| a | MIT |\n") && !fresh.contains("old"));
+        assert_eq!(with_list(&fresh, &list), Some(fresh.clone()), "stable");
+        assert_ne!(fresh, text, "a stale list is noticed");
+        assert_eq!(with_list("no marks", &list), None);
+    }
 
     #[test]
     fn a_choice_is_enough_and_a_conjunction_needs_both() {
