@@ -21,8 +21,8 @@ pub use dtype::{Dtype, UnsupportedDtype};
 pub use moment::Moment;
 pub use name::{MmHash, NAME_BYTES_MAX, NameTooLong, ReservationId, TransferId};
 pub use push::{
-    Action, Answer, ContentLanes, Delivery, IdPolicy, PushConfig, PushFailure, PushMachine,
-    PushOutcome, Reserved, Step, WriteEnd,
+    ContentLanes, Delivery, IdPolicy, PushAction, PushAnswer, PushConfig, PushFailure, PushMachine,
+    PushOutcome, PushStep, Reserved, WriteEnd,
 };
 pub use reservation::{
     CancelKind, CancelMatch, Completion, Effect, Grant, ItemStatus, OwnedSpan, PendingReserve,

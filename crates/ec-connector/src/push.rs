@@ -28,8 +28,8 @@ use crate::reservation::CancelKind;
 
 pub use lanes::ContentLanes;
 pub use types::{
-    Action, Answer, Delivery, IdPolicy, PushConfig, PushFailure, PushOutcome, Reserved, Step,
-    WriteEnd,
+    Delivery, IdPolicy, PushAction, PushAnswer, PushConfig, PushFailure, PushOutcome, PushStep,
+    Reserved, WriteEnd,
 };
 
 /// The record of one push to a consumer with one shard.
@@ -161,12 +161,12 @@ impl PushMachine {
     /// Says what to do now. `fresh_id` is called when the push needs another id and may draw one.
     ///
     /// An action is handed out once; its result belongs into the `handle_*` method the action names.
-    pub fn poll(&mut self, now: Moment, fresh_id: impl FnOnce() -> TransferId) -> Step {
+    pub fn poll(&mut self, now: Moment, fresh_id: impl FnOnce() -> TransferId) -> PushStep {
         match &self.state {
             State::Reserve { at } | State::Follow { at } | State::Complete { at, .. }
                 if *at > now =>
             {
-                return Step::WaitUntil(*at);
+                return PushStep::WaitUntil(*at);
             }
             State::Granted(held) if self.is_stale(held, now) => {
                 // Nothing was written yet, so giving the old memory up is allowed.
@@ -180,62 +180,62 @@ impl PushMachine {
                 if std::mem::take(&mut self.id_is_spent) {
                     self.id = fresh_id();
                 }
-                let action = Action::Reserve {
+                let action = PushAction::Reserve {
                     transfer_id: self.id.clone(),
                     timeout_ms: self.request_timeout_ms(now),
                 };
-                (State::Reserving, Step::Do(action))
+                (State::Reserving, PushStep::Do(action))
             }
             State::Granted(held) if !self.staged && self.len_bytes > 0 => {
-                (State::Staging(held), Step::Do(Action::Stage))
+                (State::Staging(held), PushStep::Do(PushAction::Stage))
             }
             // Zero bytes need no write (row V18).
             State::Granted(held) if self.len_bytes == 0 => return self.complete(now, held, false),
             State::Granted(held) => {
-                let action = Action::Write {
+                let action = PushAction::Write {
                     session: held.session.clone(),
                     address: held.address,
                 };
-                (State::Writing(held), Step::Do(action))
+                (State::Writing(held), PushStep::Do(action))
             }
             State::Complete { held, lost, .. } => return self.complete(now, held, lost),
             State::Follow { .. } => {
-                let action = Action::Status {
+                let action = PushAction::Status {
                     transfer_id: self.id.clone(),
                     timeout_ms: self.request_timeout_ms(now),
                 };
-                (State::Following, Step::Do(action))
+                (State::Following, PushStep::Do(action))
             }
             State::Cancel(cancel) => {
-                let action = Action::Cancel {
+                let action = PushAction::Cancel {
                     transfer_id: self.id.clone(),
                     reservation_id: cancel.reservation_id.clone(),
                     kind: cancel.kind,
                     timeout_ms: self.farewell_ms().max(self.request_timeout_ms(now)),
                 };
-                (State::Cancelling(cancel), Step::Do(action))
+                (State::Cancelling(cancel), PushStep::Do(action))
             }
-            State::Done(outcome) => (State::Done(outcome.clone()), Step::Done(outcome)),
+            State::Done(outcome) => (State::Done(outcome.clone()), PushStep::Done(outcome)),
             busy @ (State::Reserving
             | State::Staging(_)
             | State::Writing(_)
             | State::Completing { .. }
             | State::Following
-            | State::Cancelling(_)) => (busy, Step::InProgress),
+            | State::Cancelling(_)) => (busy, PushStep::InProgress),
         };
         self.state = state;
         step
     }
 
-    /// Takes the answer to [`Action::Reserve`].
-    pub fn handle_reserve(&mut self, now: Moment, answer: Answer<Reserved>) {
+    /// Takes the answer to [`PushAction::Reserve`].
+    pub fn handle_reserve(&mut self, now: Moment, answer: PushAnswer<Reserved>) {
         match self.take_state() {
             State::Reserving => {}
             other => return self.unexpected(other),
         }
         match answer {
-            Answer::Reply(Reserved::Cancelled) => self.cancelled(now),
-            Answer::Reply(Reserved::Granted {
+            PushAnswer::Reply(Reserved::Cancelled) => self.cancelled(now),
+            PushAnswer::Reply(Reserved::Granted {
                 reservation_id,
                 session,
                 address,
@@ -266,8 +266,8 @@ impl PushMachine {
                     };
                 }
             }
-            Answer::Refused { code, text } => self.reserve_refused(now, code, text),
-            Answer::Lost { sent } if self.is_over(now) => {
+            PushAnswer::Refused { code, text } => self.reserve_refused(now, code, text),
+            PushAnswer::Lost { sent } if self.is_over(now) => {
                 let failure = self.unreachable(now);
                 if sent {
                     self.abandon_once(None, Err(failure));
@@ -275,12 +275,12 @@ impl PushMachine {
                     self.end(Err(failure));
                 }
             }
-            Answer::Lost { sent: true } => self.start_again(None),
-            Answer::Lost { sent: false } => self.reserve_after_backoff(now),
+            PushAnswer::Lost { sent: true } => self.start_again(None),
+            PushAnswer::Lost { sent: false } => self.reserve_after_backoff(now),
         }
     }
 
-    /// Takes the end of [`Action::Stage`]: whether the source is in place.
+    /// Takes the end of [`PushAction::Stage`]: whether the source is in place.
     pub fn handle_staged(&mut self, staged: bool) {
         let held = match self.take_state() {
             State::Staging(held) => held,
@@ -294,7 +294,7 @@ impl PushMachine {
         }
     }
 
-    /// Takes the end of [`Action::Write`].
+    /// Takes the end of [`PushAction::Write`].
     pub fn handle_write(&mut self, now: Moment, end: WriteEnd) {
         let held = match self.take_state() {
             State::Writing(held) => held,
@@ -328,17 +328,17 @@ impl PushMachine {
         }
     }
 
-    /// Takes the answer to [`Action::Complete`]: the reply's `completed`.
-    pub fn handle_complete(&mut self, now: Moment, answer: Answer<bool>) {
+    /// Takes the answer to [`PushAction::Complete`]: the reply's `completed`.
+    pub fn handle_complete(&mut self, now: Moment, answer: PushAnswer<bool>) {
         let (held, lost) = match self.take_state() {
             State::Completing { held, lost } => (held, lost),
             other => return self.unexpected(other),
         };
         match answer {
-            Answer::Reply(true) => self.end(Ok(Delivery::Written)),
+            PushAnswer::Reply(true) => self.end(Ok(Delivery::Written)),
             // The record is gone. Unless a reply was lost, no complete of ours can have ended it.
-            Answer::Reply(false) => self.undecided(Some(held.reservation_id), lost),
-            Answer::Refused { code, text } => {
+            PushAnswer::Reply(false) => self.undecided(Some(held.reservation_id), lost),
+            PushAnswer::Refused { code, text } => {
                 self.uncoded_errors += 1;
                 if self.uncoded_errors >= self.config.uncoded_errors_max || self.is_over(now) {
                     let failure = PushFailure::Refused { code, text };
@@ -351,7 +351,7 @@ impl PushMachine {
                     };
                 }
             }
-            Answer::Lost { sent } => {
+            PushAnswer::Lost { sent } => {
                 if self.is_over(now) {
                     let failure = self.unreachable(now);
                     self.end(Err(failure));
@@ -366,21 +366,21 @@ impl PushMachine {
         }
     }
 
-    /// Takes the answer to [`Action::Status`]: the reply's `ready`, nothing for an id that is gone.
-    pub fn handle_status(&mut self, now: Moment, answer: Answer<Option<bool>>) {
+    /// Takes the answer to [`PushAction::Status`]: the reply's `ready`, nothing for an id that is gone.
+    pub fn handle_status(&mut self, now: Moment, answer: PushAnswer<Option<bool>>) {
         match self.take_state() {
             State::Following => {}
             other => return self.unexpected(other),
         }
         match answer {
-            Answer::Reply(Some(true)) => {
+            PushAnswer::Reply(Some(true)) => {
                 let delivery = match self.asks {
                     Asks::Wrote => Delivery::Written,
                     Asks::Memory | Asks::Followed => Delivery::Cached,
                 };
                 self.end(Ok(delivery));
             }
-            Answer::Reply(None) => match self.policy {
+            PushAnswer::Reply(None) => match self.policy {
                 IdPolicy::Fresh => {
                     if self.asks == Asks::Memory {
                         self.asks = Asks::Followed;
@@ -396,11 +396,11 @@ impl PushMachine {
                 }
                 IdPolicy::Given => self.end(Err(PushFailure::Unconfirmed)),
             },
-            Answer::Reply(Some(false)) if self.is_over(now) => {
+            PushAnswer::Reply(Some(false)) if self.is_over(now) => {
                 let failure = self.timed_out(now);
                 self.abandon(None, Err(failure));
             }
-            Answer::Refused { code, text } => {
+            PushAnswer::Refused { code, text } => {
                 self.uncoded_errors += 1;
                 if self.uncoded_errors >= self.config.uncoded_errors_max || self.is_over(now) {
                     self.abandon(None, Err(PushFailure::Refused { code, text }));
@@ -408,22 +408,24 @@ impl PushMachine {
                     self.follow_after_backoff(now);
                 }
             }
-            Answer::Lost { .. } if self.is_over(now) => {
+            PushAnswer::Lost { .. } if self.is_over(now) => {
                 let failure = self.unreachable(now);
                 self.abandon_once(None, Err(failure));
             }
-            Answer::Reply(Some(false)) | Answer::Lost { .. } => self.follow_after_backoff(now),
+            PushAnswer::Reply(Some(false)) | PushAnswer::Lost { .. } => {
+                self.follow_after_backoff(now)
+            }
         }
     }
 
-    /// Takes the answer to [`Action::Cancel`]. Whether the id was cancelled changes nothing: a reserve that
+    /// Takes the answer to [`PushAction::Cancel`]. Whether the id was cancelled changes nothing: a reserve that
     /// follows finds out what became of it.
-    pub fn handle_cancel(&mut self, now: Moment, answer: Answer<bool>) {
+    pub fn handle_cancel(&mut self, now: Moment, answer: PushAnswer<bool>) {
         let mut cancel = match self.take_state() {
             State::Cancelling(cancel) => cancel,
             other => return self.unexpected(other),
         };
-        if matches!(answer, Answer::Lost { .. }) {
+        if matches!(answer, PushAnswer::Lost { .. }) {
             cancel.tries_left = cancel.tries_left.saturating_sub(1);
             if cancel.tries_left > 0 && !self.is_over(now) {
                 self.state = State::Cancel(cancel);
@@ -433,7 +435,7 @@ impl PushMachine {
         match cancel.then {
             Then::End(result) => self.end(result),
             _ if self.is_over(now) => {
-                let failure = if matches!(answer, Answer::Lost { .. }) {
+                let failure = if matches!(answer, PushAnswer::Lost { .. }) {
                     self.unreachable(now)
                 } else {
                     self.timed_out(now)
@@ -572,14 +574,14 @@ impl PushMachine {
         });
     }
 
-    fn complete(&mut self, now: Moment, held: Held, lost: bool) -> Step {
-        let action = Action::Complete {
+    fn complete(&mut self, now: Moment, held: Held, lost: bool) -> PushStep {
+        let action = PushAction::Complete {
             transfer_id: self.id.clone(),
             reservation_id: held.reservation_id.clone(),
             timeout_ms: self.request_timeout_ms(now),
         };
         self.state = State::Completing { held, lost };
-        Step::Do(action)
+        PushStep::Do(action)
     }
 
     fn end(&mut self, result: Result<Delivery, PushFailure>) {

@@ -6,8 +6,8 @@
 use std::collections::{HashMap, HashSet};
 
 use ec_connector::{
-    Action, Answer, CancelKind, Delivery, ErrorCode, IdPolicy, Moment, PushConfig, PushFailure,
-    PushMachine, Reserved, Step, TransferId, WriteEnd,
+    CancelKind, Delivery, ErrorCode, IdPolicy, Moment, PushAction, PushAnswer, PushConfig,
+    PushFailure, PushMachine, PushStep, Reserved, TransferId, WriteEnd,
 };
 use proptest::prelude::*;
 
@@ -299,19 +299,19 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                 TransferId::new(format!("fresh{drawn}")).unwrap()
             });
             let action = match step {
-                Step::Do(action) => action,
-                Step::WaitUntil(at) => {
+                PushStep::Do(action) => action,
+                PushStep::WaitUntil(at) => {
                     prop_assert!(at > now);
                     now = at;
                     continue;
                 }
-                Step::Done(outcome) => break 'run outcome,
-                Step::InProgress => {
+                PushStep::Done(outcome) => break 'run outcome,
+                PushStep::InProgress => {
                     return Err(TestCaseError::fail("an action was forgotten"));
                 }
             };
             match action {
-                Action::Reserve {
+                PushAction::Reserve {
                     transfer_id,
                     timeout_ms,
                 } => {
@@ -327,13 +327,13 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                     };
                     let first_time = reserved_ids.insert(transfer_id.clone());
                     let (answer, left) = match fate::<Reserved>(&mut tape) {
-                        Fate::LostRequest { sent } => (Answer::Lost { sent }, sent),
+                        Fate::LostRequest { sent } => (PushAnswer::Lost { sent }, sent),
                         Fate::LostReply => {
                             reply(&mut consumer);
-                            (Answer::Lost { sent: true }, true)
+                            (PushAnswer::Lost { sent: true }, true)
                         }
                         Fate::Refused(code) => (refusal(code), true),
-                        Fate::Fine(_) => (Answer::Reply(reply(&mut consumer)), true),
+                        Fate::Fine(_) => (PushAnswer::Reply(reply(&mut consumer)), true),
                     };
                     if policy == IdPolicy::Fresh {
                         prop_assert!(first_time, "a fresh id was used twice");
@@ -342,19 +342,19 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                             reserved_ids.remove(&transfer_id);
                         }
                     }
-                    if matches!(answer, Answer::Lost { .. }) {
+                    if matches!(answer, PushAnswer::Lost { .. }) {
                         lossless = false;
                         now = now.after_millis(timeout_ms);
                     }
                     machine.handle_reserve(now, answer);
                 }
-                Action::Stage => {
+                PushAction::Stage => {
                     stages += 1;
                     prop_assert_eq!(stages, 1, "the source is staged once");
                     let staged = tape.next().unwrap_or(255) > 10;
                     machine.handle_staged(staged);
                 }
-                Action::Write { .. } => {
+                PushAction::Write { .. } => {
                     let reservation = under_id[machine.transfer_id()].clone();
                     let ledger = ledgers.get_mut(&reservation).unwrap();
                     prop_assert!(ledger.granted_to_us, "wrote without a grant");
@@ -376,7 +376,7 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                     };
                     machine.handle_write(now, end);
                 }
-                Action::Complete {
+                PushAction::Complete {
                     transfer_id,
                     reservation_id,
                     timeout_ms,
@@ -386,37 +386,37 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                     prop_assert!(!ledger.given_up, "completed what was given up");
                     let mut reply = || consumer.complete(&transfer_id, &reservation_id);
                     let answer = match fate::<bool>(&mut tape) {
-                        Fate::LostRequest { sent } => Answer::Lost { sent },
+                        Fate::LostRequest { sent } => PushAnswer::Lost { sent },
                         Fate::LostReply => {
                             reply();
-                            Answer::Lost { sent: true }
+                            PushAnswer::Lost { sent: true }
                         }
                         Fate::Refused(code) => refusal(code),
-                        Fate::Fine(_) => Answer::Reply(reply()),
+                        Fate::Fine(_) => PushAnswer::Reply(reply()),
                     };
-                    if matches!(answer, Answer::Lost { .. }) {
+                    if matches!(answer, PushAnswer::Lost { .. }) {
                         lossless = false;
                         now = now.after_millis(timeout_ms);
                     }
                     machine.handle_complete(now, answer);
                 }
-                Action::Status {
+                PushAction::Status {
                     transfer_id,
                     timeout_ms,
                 } => {
                     let answer = match fate::<Option<bool>>(&mut tape) {
-                        Fate::LostRequest { sent } => Answer::Lost { sent },
-                        Fate::LostReply => Answer::Lost { sent: true },
+                        Fate::LostRequest { sent } => PushAnswer::Lost { sent },
+                        Fate::LostReply => PushAnswer::Lost { sent: true },
                         Fate::Refused(code) => refusal(code),
-                        Fate::Fine(_) => Answer::Reply(consumer.status(&transfer_id)),
+                        Fate::Fine(_) => PushAnswer::Reply(consumer.status(&transfer_id)),
                     };
-                    if matches!(answer, Answer::Lost { .. }) {
+                    if matches!(answer, PushAnswer::Lost { .. }) {
                         lossless = false;
                         now = now.after_millis(timeout_ms);
                     }
                     machine.handle_status(now, answer);
                 }
-                Action::Cancel {
+                PushAction::Cancel {
                     transfer_id,
                     reservation_id,
                     kind,
@@ -434,18 +434,18 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                     let mut reply =
                         || consumer.cancel(&transfer_id, reservation_id.as_deref(), kind);
                     let answer = match fate::<bool>(&mut tape) {
-                        Fate::LostRequest { sent } => Answer::Lost { sent },
+                        Fate::LostRequest { sent } => PushAnswer::Lost { sent },
                         Fate::LostReply => {
                             reply();
-                            Answer::Lost { sent: true }
+                            PushAnswer::Lost { sent: true }
                         }
                         Fate::Refused(code) => {
                             lossless = false;
                             refusal(code)
                         }
-                        Fate::Fine(_) => Answer::Reply(reply()),
+                        Fate::Fine(_) => PushAnswer::Reply(reply()),
                     };
-                    if matches!(answer, Answer::Lost { .. }) {
+                    if matches!(answer, PushAnswer::Lost { .. }) {
                         lossless = false;
                         now = now.after_millis(timeout_ms);
                     }
@@ -489,8 +489,8 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
     Ok(())
 }
 
-fn refusal<T>(code: Option<ErrorCode>) -> Answer<T> {
-    Answer::Refused {
+fn refusal<T>(code: Option<ErrorCode>) -> PushAnswer<T> {
+    PushAnswer::Refused {
         code,
         text: "no".to_owned(),
     }

@@ -28,15 +28,15 @@ impl Driven {
     }
 
     /// The next action, passing the time until it is due.
-    fn act(&mut self) -> Action {
+    fn act(&mut self) -> PushAction {
         loop {
             let drawn = &mut self.drawn;
             match self.machine.poll(self.now, || {
                 *drawn += 1;
                 id(&format!("f{drawn}"))
             }) {
-                Step::Do(action) => return action,
-                Step::WaitUntil(at) => {
+                PushStep::Do(action) => return action,
+                PushStep::WaitUntil(at) => {
                     assert!(at > self.now, "a wait ends later than now");
                     self.now = at;
                 }
@@ -49,9 +49,9 @@ impl Driven {
         self.now = self.now.after_millis(millis);
     }
 
-    fn reserve(&mut self, answer: Answer<Reserved>) -> TransferId {
+    fn reserve(&mut self, answer: PushAnswer<Reserved>) -> TransferId {
         match self.act() {
-            Action::Reserve { transfer_id, .. } => {
+            PushAction::Reserve { transfer_id, .. } => {
                 self.machine.handle_reserve(self.now, answer);
                 transfer_id
             }
@@ -62,18 +62,18 @@ impl Driven {
     /// Reserves memory as a writer and stages the source.
     fn begin_write(&mut self) {
         self.reserve(granted(true, false));
-        assert_eq!(self.act(), Action::Stage);
+        assert_eq!(self.act(), PushAction::Stage);
         self.machine.handle_staged(true);
     }
 
     fn write(&mut self, end: WriteEnd) {
-        assert!(matches!(self.act(), Action::Write { .. }));
+        assert!(matches!(self.act(), PushAction::Write { .. }));
         self.machine.handle_write(self.now, end);
     }
 
-    fn complete(&mut self, answer: Answer<bool>) {
+    fn complete(&mut self, answer: PushAnswer<bool>) {
         match self.act() {
-            Action::Complete { reservation_id, .. } => {
+            PushAction::Complete { reservation_id, .. } => {
                 assert_eq!(reservation_id, "r");
                 self.machine.handle_complete(self.now, answer);
             }
@@ -81,9 +81,9 @@ impl Driven {
         }
     }
 
-    fn status(&mut self, answer: Answer<Option<bool>>) -> TransferId {
+    fn status(&mut self, answer: PushAnswer<Option<bool>>) -> TransferId {
         match self.act() {
-            Action::Status { transfer_id, .. } => {
+            PushAction::Status { transfer_id, .. } => {
                 self.machine.handle_status(self.now, answer);
                 transfer_id
             }
@@ -91,9 +91,9 @@ impl Driven {
         }
     }
 
-    fn cancel(&mut self, kind: CancelKind, answer: Answer<bool>) -> TransferId {
+    fn cancel(&mut self, kind: CancelKind, answer: PushAnswer<bool>) -> TransferId {
         match self.act() {
-            Action::Cancel {
+            PushAction::Cancel {
                 transfer_id,
                 kind: sent,
                 ..
@@ -108,7 +108,7 @@ impl Driven {
 
     fn result(&mut self) -> Result<Delivery, PushFailure> {
         match self.machine.poll(self.now, || panic!("no id is needed")) {
-            Step::Done(outcome) => {
+            PushStep::Done(outcome) => {
                 assert_eq!(self.machine.outcome(), Some(&outcome));
                 outcome.result
             }
@@ -125,8 +125,8 @@ fn id(text: &str) -> TransferId {
     TransferId::new(text).unwrap()
 }
 
-fn granted(write: bool, ready: bool) -> Answer<Reserved> {
-    Answer::Reply(Reserved::Granted {
+fn granted(write: bool, ready: bool) -> PushAnswer<Reserved> {
+    PushAnswer::Reply(Reserved::Granted {
         reservation_id: "r".to_owned(),
         session: "h:1".to_owned(),
         address: 64,
@@ -136,8 +136,8 @@ fn granted(write: bool, ready: bool) -> Answer<Reserved> {
     })
 }
 
-fn refused<T>(code: Option<ErrorCode>) -> Answer<T> {
-    Answer::Refused {
+fn refused<T>(code: Option<ErrorCode>) -> PushAnswer<T> {
+    PushAnswer::Refused {
         code,
         text: "no".to_owned(),
     }
@@ -145,8 +145,8 @@ fn refused<T>(code: Option<ErrorCode>) -> Answer<T> {
 
 const LOST_REPLY: bool = true;
 
-fn lost<T>() -> Answer<T> {
-    Answer::Lost { sent: LOST_REPLY }
+fn lost<T>() -> PushAnswer<T> {
+    PushAnswer::Lost { sent: LOST_REPLY }
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_granted_push_stages_writes_and_completes() {
     let mut push = Driven::fresh();
     push.begin_write();
     push.write(WriteEnd::Applied);
-    push.complete(Answer::Reply(true));
+    push.complete(PushAnswer::Reply(true));
     assert_eq!(push.result(), Ok(Delivery::Written));
     assert_eq!(push.ended_under(), "t");
 }
@@ -170,7 +170,7 @@ fn content_that_is_there_is_cached_without_another_message() {
 #[test]
 fn zero_bytes_are_completed_without_a_write() {
     let mut push = Driven::new(IdPolicy::Fresh, 0);
-    push.reserve(Answer::Reply(Reserved::Granted {
+    push.reserve(PushAnswer::Reply(Reserved::Granted {
         reservation_id: "r".to_owned(),
         session: "h:1".to_owned(),
         address: 0,
@@ -178,7 +178,7 @@ fn zero_bytes_are_completed_without_a_write() {
         write: true,
         ready: false,
     }));
-    push.complete(Answer::Reply(true));
+    push.complete(PushAnswer::Reply(true));
     assert_eq!(push.result(), Ok(Delivery::Written));
 }
 
@@ -188,7 +188,7 @@ fn one_action_is_outstanding_at_a_time() {
     push.act();
     assert_eq!(
         push.machine.poll(push.now, || panic!("no id is needed")),
-        Step::InProgress
+        PushStep::InProgress
     );
 }
 
@@ -198,7 +198,7 @@ fn a_lost_reserve_reply_is_answered_by_abandoning_the_id_never_by_repeating_it()
     let mut push = Driven::fresh();
     assert_eq!(push.reserve(lost()).as_str(), "t");
     assert_eq!(
-        push.cancel(CancelKind::Abandon, Answer::Reply(true))
+        push.cancel(CancelKind::Abandon, PushAnswer::Reply(true))
             .as_str(),
         "t"
     );
@@ -211,15 +211,15 @@ fn a_lost_reserve_reply_is_answered_by_abandoning_the_id_never_by_repeating_it()
 fn a_given_id_is_refreshed_after_a_lost_reserve_reply() {
     let mut push = Driven::given();
     push.reserve(lost());
-    push.cancel(CancelKind::Refresh, Answer::Reply(false));
+    push.cancel(CancelKind::Refresh, PushAnswer::Reply(false));
     assert_eq!(push.reserve(granted(true, false)).as_str(), "t");
-    assert_eq!(push.act(), Action::Stage);
+    assert_eq!(push.act(), PushAction::Stage);
 }
 
 #[test]
 fn a_request_that_never_left_is_repeated_plainly() {
     let mut push = Driven::given();
-    push.reserve(Answer::Lost { sent: false });
+    push.reserve(PushAnswer::Lost { sent: false });
     assert_eq!(push.reserve(granted(false, true)).as_str(), "t");
 }
 
@@ -249,7 +249,7 @@ fn a_given_id_asks_a_full_pool_plainly() {
         );
     }
     push.reserve(granted(true, false));
-    assert_eq!(push.act(), Action::Stage);
+    assert_eq!(push.act(), PushAction::Stage);
 }
 
 #[test]
@@ -273,15 +273,16 @@ fn errors_without_a_code_end_the_push_after_five() {
 #[test]
 fn a_cancelled_item_is_tried_once_more_under_a_fresh_id_only() {
     let mut push = Driven::fresh();
-    push.reserve(Answer::Reply(Reserved::Cancelled));
+    push.reserve(PushAnswer::Reply(Reserved::Cancelled));
     assert_eq!(
-        push.reserve(Answer::Reply(Reserved::Cancelled)).as_str(),
+        push.reserve(PushAnswer::Reply(Reserved::Cancelled))
+            .as_str(),
         "f1"
     );
     assert_eq!(push.result(), Err(PushFailure::Cancelled));
 
     let mut push = Driven::given();
-    push.reserve(Answer::Reply(Reserved::Cancelled));
+    push.reserve(PushAnswer::Reply(Reserved::Cancelled));
     assert_eq!(push.result(), Err(PushFailure::Cancelled));
 }
 
@@ -290,9 +291,9 @@ fn a_follower_asks_until_the_other_producer_is_done() {
     let mut push = Driven::given();
     push.reserve(granted(false, false));
     for _ in 0..10 {
-        push.status(Answer::Reply(Some(false)));
+        push.status(PushAnswer::Reply(Some(false)));
     }
-    push.status(Answer::Reply(Some(true)));
+    push.status(PushAnswer::Reply(Some(true)));
     assert_eq!(push.result(), Ok(Delivery::Cached));
 }
 
@@ -300,10 +301,11 @@ fn a_follower_asks_until_the_other_producer_is_done() {
 fn a_follower_whose_id_is_gone_asks_under_a_fresh_one_and_drops_the_extra_record() {
     let mut push = Driven::fresh();
     push.reserve(granted(false, false));
-    push.status(Answer::Reply(None));
+    push.status(PushAnswer::Reply(None));
     assert_eq!(push.reserve(granted(false, true)).as_str(), "f1");
     assert_eq!(
-        push.cancel(CancelKind::Plain, Answer::Reply(true)).as_str(),
+        push.cancel(CancelKind::Plain, PushAnswer::Reply(true))
+            .as_str(),
         "f1"
     );
     assert_eq!(push.result(), Ok(Delivery::Cached));
@@ -314,10 +316,10 @@ fn a_follower_whose_id_is_gone_asks_under_a_fresh_one_and_drops_the_extra_record
 fn a_follower_whose_writer_was_lost_becomes_the_writer() {
     let mut push = Driven::fresh();
     push.reserve(granted(false, false));
-    push.status(Answer::Reply(None));
+    push.status(PushAnswer::Reply(None));
     push.begin_write();
     push.write(WriteEnd::Applied);
-    push.complete(Answer::Reply(true));
+    push.complete(PushAnswer::Reply(true));
     assert_eq!(push.result(), Ok(Delivery::Written));
 }
 
@@ -325,7 +327,7 @@ fn a_follower_whose_writer_was_lost_becomes_the_writer() {
 fn a_follower_with_a_given_id_that_is_gone_cannot_say_what_happened() {
     let mut push = Driven::given();
     push.reserve(granted(false, false));
-    push.status(Answer::Reply(None));
+    push.status(PushAnswer::Reply(None));
     assert_eq!(push.result(), Err(PushFailure::Unconfirmed));
 }
 
@@ -334,9 +336,9 @@ fn a_follower_gives_up_at_the_timeout_and_tells_the_consumer() {
     let mut push = Driven::given();
     push.reserve(granted(false, false));
     while !matches!(push.machine.state, State::Cancel(_)) {
-        push.status(Answer::Reply(Some(false)));
+        push.status(PushAnswer::Reply(Some(false)));
     }
-    push.cancel(CancelKind::Abandon, Answer::Reply(true));
+    push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
     assert!(matches!(push.result(), Err(PushFailure::TimedOut { .. })));
 }
 
@@ -362,7 +364,7 @@ fn a_write_that_ended_is_abandoned_and_one_with_unknown_end_only_cancelled() {
         let mut push = Driven::fresh();
         push.begin_write();
         push.write(end);
-        push.cancel(kind, Answer::Reply(true));
+        push.cancel(kind, PushAnswer::Reply(true));
         assert_eq!(push.result().unwrap_err().code(), code);
     }
 }
@@ -371,9 +373,9 @@ fn a_write_that_ended_is_abandoned_and_one_with_unknown_end_only_cancelled() {
 fn a_source_that_cannot_be_staged_gives_the_memory_back() {
     let mut push = Driven::fresh();
     push.reserve(granted(true, false));
-    assert_eq!(push.act(), Action::Stage);
+    assert_eq!(push.act(), PushAction::Stage);
     push.machine.handle_staged(false);
-    push.cancel(CancelKind::Abandon, Answer::Reply(true));
+    push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
     assert_eq!(push.result(), Err(PushFailure::Source));
 }
 
@@ -387,10 +389,10 @@ fn a_reservation_that_grew_old_before_the_write_is_renewed_first() {
         push.pass(150_000);
         // Its time for waiting is long over; a new push of the same age would have more.
         push.machine.deadline = push.now.after_millis(60_000);
-        push.cancel(kind, Answer::Reply(true));
+        push.cancel(kind, PushAnswer::Reply(true));
         assert_eq!(push.reserve(granted(true, false)).as_str(), next);
         push.write(WriteEnd::Applied);
-        push.complete(Answer::Reply(true));
+        push.complete(PushAnswer::Reply(true));
         assert_eq!(push.result(), Ok(Delivery::Written));
     }
 }
@@ -401,7 +403,7 @@ fn a_lost_complete_reply_is_asked_again_and_true_decides() {
     push.begin_write();
     push.write(WriteEnd::Applied);
     push.complete(lost());
-    push.complete(Answer::Reply(true));
+    push.complete(PushAnswer::Reply(true));
     assert_eq!(push.result(), Ok(Delivery::Written));
 }
 
@@ -411,17 +413,17 @@ fn completed_false_after_a_lost_reply_decides_nothing() {
     push.begin_write();
     push.write(WriteEnd::Applied);
     push.complete(lost());
-    push.complete(Answer::Reply(false));
+    push.complete(PushAnswer::Reply(false));
     assert_eq!(push.result(), Err(PushFailure::Unconfirmed));
 
     let mut push = Driven::fresh();
     push.begin_write();
     push.write(WriteEnd::Applied);
     push.complete(lost());
-    push.complete(Answer::Reply(false));
-    push.cancel(CancelKind::Abandon, Answer::Reply(true));
+    push.complete(PushAnswer::Reply(false));
+    push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
     assert_eq!(push.reserve(granted(false, true)).as_str(), "f1");
-    push.cancel(CancelKind::Plain, Answer::Reply(true));
+    push.cancel(CancelKind::Plain, PushAnswer::Reply(true));
     assert_eq!(push.result(), Ok(Delivery::Written));
 }
 
@@ -431,12 +433,12 @@ fn a_write_the_consumer_forgot_is_written_again_a_bounded_number_of_times() {
     push.begin_write();
     for _ in 0..2 {
         push.write(WriteEnd::Applied);
-        push.complete(Answer::Reply(false));
-        push.cancel(CancelKind::Abandon, Answer::Reply(true));
+        push.complete(PushAnswer::Reply(false));
+        push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
         push.reserve(granted(true, false));
     }
     push.write(WriteEnd::Applied);
-    push.complete(Answer::Reply(false));
+    push.complete(PushAnswer::Reply(false));
     assert_eq!(push.result(), Err(PushFailure::NotCompleted));
 }
 
@@ -446,11 +448,11 @@ fn a_silent_consumer_ends_the_push_within_its_timeout() {
     let started = push.now;
     while push.machine.outcome().is_none() {
         match push.act() {
-            Action::Reserve { timeout_ms, .. } => {
+            PushAction::Reserve { timeout_ms, .. } => {
                 push.pass(timeout_ms);
                 push.machine.handle_reserve(push.now, lost());
             }
-            Action::Cancel { timeout_ms, .. } => {
+            PushAction::Cancel { timeout_ms, .. } => {
                 push.pass(timeout_ms);
                 push.machine.handle_cancel(push.now, lost());
             }
@@ -477,7 +479,7 @@ fn giving_up_ends_what_only_waits_and_lets_a_write_finish() {
     push.act();
     push.machine.give_up(push.now, failure.clone());
     push.machine.handle_write(push.now, WriteEnd::Applied);
-    push.complete(Answer::Reply(true));
+    push.complete(PushAnswer::Reply(true));
     assert_eq!(push.result(), Ok(Delivery::Written));
 
     let mut push = Driven::fresh();
@@ -491,7 +493,7 @@ fn giving_up_ends_what_only_waits_and_lets_a_write_finish() {
 fn a_reservation_of_another_length_is_given_back() {
     let mut push = Driven::new(IdPolicy::Fresh, LEN + 1);
     push.reserve(granted(true, false));
-    push.cancel(CancelKind::Abandon, Answer::Reply(true));
+    push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
     assert_eq!(
         push.result(),
         Err(PushFailure::WrongLength {

@@ -42,9 +42,9 @@ impl Default for PushConfig {
 
 /// What [`poll`](super::PushMachine::poll) wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum PushStep {
     /// Do this and report the result.
-    Do(Action),
+    Do(PushAction),
     /// Nothing before this moment.
     WaitUntil(Moment),
     /// The result of an earlier action is outstanding.
@@ -55,7 +55,7 @@ pub enum Step {
 
 /// Something to do; each names the method that takes the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum PushAction {
     /// Send `reserve`; then [`handle_reserve`](super::PushMachine::handle_reserve).
     Reserve {
         /// Id to reserve under.
@@ -104,7 +104,7 @@ pub enum Action {
 
 /// What became of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer<T> {
+pub enum PushAnswer<T> {
     /// The consumer did it and said this.
     Reply(T),
     /// The consumer refused.
