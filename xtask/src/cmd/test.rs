@@ -212,7 +212,7 @@ impl Args {
             }
             command
         };
-        let mut tests = self.run_once(&mut command(), binary)?;
+        let (mut tests, mut elapsed) = self.run_once(&mut command(), binary)?;
 
         // A second call for what the fixture makes possible.
         let runnable: Vec<String> = tests
@@ -223,20 +223,23 @@ impl Args {
         if !runnable.is_empty() {
             let mut second = command();
             second.args(["--ignored", "--exact"]).args(&runnable);
-            let ran = self.run_once(&mut second, binary)?;
+            let (ran, more) = self.run_once(&mut second, binary)?;
+            elapsed += more;
             let is_covered = |name: &str| {
                 runnable.iter().any(|n| n == name) && ran.iter().any(|test| test.name == name)
             };
             tests.retain(|test| !is_covered(&test.name));
             tests.extend(ran);
         }
+        announce(&binary.package, &binary.target, &tests, elapsed);
         Ok(tests)
     }
 
-    fn run_once(&self, command: &mut Command, binary: &Binary) -> Result<Vec<Entry>> {
+    fn run_once(&self, command: &mut Command, binary: &Binary) -> Result<(Vec<Entry>, Duration)> {
         let captured = capture(command, Streams::Apart, Duration::from_secs(self.limit))?;
         let ended_well = captured.is_success();
-        Ok(self.read(&binary.package, &binary.target, &captured, ended_well))
+        let tests = self.read(&binary.package, &binary.target, &captured, ended_well);
+        Ok((tests, captured.elapsed))
     }
 
     /// One call for all packages: asked for one package alone, cargo would
@@ -275,18 +278,22 @@ impl Args {
                 stderr: String::new(),
                 elapsed: captured.elapsed,
             };
-            entries.extend(self.read(&package.name, DOC_TARGET, &section, true));
+            let tests = self.read(&package.name, DOC_TARGET, &section, true);
+            announce(&package.name, DOC_TARGET, &tests, captured.elapsed);
+            entries.extend(tests);
         }
         let failed = entries
             .iter()
             .any(|entry: &Entry| entry.outcome == Outcome::Failed);
         if !captured.is_success() && !failed {
-            entries.extend(self.read("workspace", DOC_TARGET, &captured, false));
+            let trouble = self.read("workspace", DOC_TARGET, &captured, false);
+            announce("workspace", DOC_TARGET, &trouble, captured.elapsed);
+            entries.extend(trouble);
         }
         Ok(entries)
     }
 
-    /// Turns the output of one call into entries and prints a line about it.
+    /// Turns the output of one call into entries; prints it where that helps.
     fn read(
         &self,
         package: &str,
@@ -333,20 +340,24 @@ impl Args {
                 class: None,
             });
         }
-        let count = |outcome| entries.iter().filter(|e| e.outcome == outcome).count();
-        println!(
-            "{:<40} {:>4} passed {:>3} failed {:>3} ignored {:>8.2} s",
-            format!("{package}/{target}"),
-            count(Outcome::Passed),
-            count(Outcome::Failed),
-            count(Outcome::Ignored),
-            captured.elapsed.as_secs_f64()
-        );
-        if self.verbose || count(Outcome::Failed) > 0 {
+        if self.verbose || entries.iter().any(|entry| entry.outcome == Outcome::Failed) {
             println!("{}\n{}", captured.stdout, captured.stderr);
         }
         entries
     }
+}
+
+/// Prints a line about a target.
+fn announce(package: &str, target: &str, tests: &[Entry], elapsed: Duration) {
+    let count = |outcome| tests.iter().filter(|test| test.outcome == outcome).count();
+    println!(
+        "{:<40} {:>4} passed {:>3} failed {:>3} ignored {:>8.2} s",
+        format!("{package}/{target}"),
+        count(Outcome::Passed),
+        count(Outcome::Failed),
+        count(Outcome::Ignored),
+        elapsed.as_secs_f64()
+    );
 }
 
 /// Splits cargo's output at its `Doc-tests <library>` headings.
