@@ -298,6 +298,11 @@ impl FreeList {
         &self.nodes[slot]
     }
 
+    /// The run at the lowest address.
+    pub(crate) const fn first_slot(&self) -> u32 {
+        self.nodes.first()
+    }
+
     /// Slots in address order.
     pub(crate) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
         let mut at = self.nodes.first();
@@ -312,8 +317,13 @@ impl FreeList {
 
     pub(crate) fn region(&self, slot: u32) -> Region {
         let node = &self.nodes[slot];
-        // Cannot overflow: a run ends at or below the capacity.
-        Region::new(node.start << self.shift, node.len << self.shift).unwrap_or(Region::EMPTY)
+        self.region_of(node.start, node.len)
+    }
+
+    /// The bytes of granules that lie in the slab.
+    pub(crate) fn region_of(&self, start: u64, len: u64) -> Region {
+        // Cannot overflow: what lies in the slab ends at or below the capacity.
+        Region::new(start << self.shift, len << self.shift).unwrap_or(Region::EMPTY)
     }
 
     /// The token for `len` bytes of the caller's run at `slot`.

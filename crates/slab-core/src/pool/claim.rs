@@ -7,7 +7,7 @@ use super::{Cleared, Pool, Reserve};
 use crate::error::{Error, Refused};
 use crate::free_list::Tag;
 use crate::id::PoolId;
-use crate::region::Allocation;
+use crate::region::{Allocation, Region};
 use crate::slots::NIL;
 
 /// The right to a region whose bytes still wait for fences.
@@ -127,6 +127,21 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
         self.surrender(claim.index);
         self.claims.remove(claim.index);
         Ok(())
+    }
+
+    /// The bytes a claim withholds: its window, or its region once fulfilled. `None` after a timeline in the
+    /// window failed, until the next poll finds another, and if another pool made the claim. O(1).
+    #[must_use]
+    pub fn claim_window(&self, claim: &Claim) -> Option<Region> {
+        self.check_claim(claim).ok()?;
+        match self.claims[claim.index].state {
+            State::Pending { first, end, .. } => {
+                let start = self.list.node(first).start;
+                Some(self.list.region_of(start, end - start))
+            }
+            State::Fulfilled { run } => Some(self.list.region(run)),
+            State::Lost => None,
+        }
     }
 
     /// Makes a claim on a cleared window. The caller checked the room for it.

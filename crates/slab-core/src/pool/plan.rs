@@ -89,7 +89,7 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
             waiting,
         };
         self.plan_around_coldest(need, allowed)
-            .or_else(|| self.plan_anywhere(need, allowed))
+            .or_else(|| self.cheapest(self.list.first_slot(), NIL, need, allowed))
     }
 
     fn plan_around_coldest(&self, need: u64, allowed: Allowed) -> Option<Window> {
@@ -114,112 +114,83 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
         best
     }
 
-    /// Grows a window around `start` through its cheaper neighbour until it is long enough, then drops
-    /// what is not needed at its ends. O(runs of the window).
+    /// Grows a window around `start` through its cheaper neighbour until it is long enough, then keeps the
+    /// cheapest part of it that still is. O(runs of the window).
     fn grow(&self, start: u32, need: u64, allowed: Allowed) -> Option<Window> {
-        let mut window = Window {
-            first: start,
-            last: start,
-            len: self.list.node(start).len,
-            cost: self.cost(start, allowed)?,
-        };
-        while window.len < need {
-            let below = self.neighbour(self.list.node(window.first).prev, allowed);
-            let above = self.neighbour(self.list.node(window.last).next, allowed);
-            let (run, cost) = match (below, above) {
-                (Some(below), Some(above)) => {
-                    if below.1 <= above.1 {
-                        below
-                    } else {
-                        above
-                    }
-                }
-                (Some(one), None) | (None, Some(one)) => one,
-                (None, None) => return None,
+        self.cost(start, allowed)?;
+        let (mut first, mut last) = (start, start);
+        let mut len = self.list.node(start).len;
+        while len < need {
+            let below = self.neighbour(self.list.node(first).prev, allowed);
+            let above = self.neighbour(self.list.node(last).next, allowed);
+            let is_below = match (below, above) {
+                (Some(below), Some(above)) => below <= above,
+                (below, above) => below.or(above).map(|_| below.is_some())?,
             };
-            if below == Some((run, cost)) {
-                window.first = run;
+            let end = if is_below { &mut first } else { &mut last };
+            *end = if is_below {
+                self.list.node(*end).prev
             } else {
-                window.last = run;
-            }
-            window.len += self.list.node(run).len;
-            window.cost.add(cost);
+                self.list.node(*end).next
+            };
+            len += self.list.node(*end).len;
         }
-        self.shrink(&mut window, need, allowed);
-        Some(window)
+        // Free neighbours cost nothing and may make a resident at the other end superfluous.
+        if self.neighbour(self.list.node(first).prev, allowed) == Some(Cost::FREE) {
+            first = self.list.node(first).prev;
+        }
+        if self.neighbour(self.list.node(last).next, allowed) == Some(Cost::FREE) {
+            last = self.list.node(last).next;
+        }
+        self.cheapest(first, last, need, allowed)
     }
 
-    /// Drops end runs that are not needed, the dearer end first.
-    fn shrink(&self, window: &mut Window, need: u64, allowed: Allowed) {
-        while window.first != window.last {
-            let spare = window.len - need;
-            let droppable = |run: u32| {
-                let cost = self.cost(run, allowed)?;
-                (self.list.node(run).len <= spare).then_some((run, cost))
-            };
-            let (run, cost) = match (droppable(window.first), droppable(window.last)) {
-                (Some(first), Some(last)) => {
-                    if first.1 >= last.1 {
-                        first
-                    } else {
-                        last
-                    }
-                }
-                (Some(one), None) | (None, Some(one)) => one,
-                (None, None) => return,
-            };
-            if run == window.first {
-                window.first = self.list.node(run).next;
-            } else {
-                window.last = self.list.node(run).prev;
-            }
-            window.len -= self.list.node(run).len;
-            window.cost.sub(cost);
-        }
-    }
-
-    /// The cheapest of the shortest windows that end at each run: one pass over the map.
-    fn plan_anywhere(&self, need: u64, allowed: Allowed) -> Option<Window> {
+    /// The cheapest window among the runs from `first` to `last`, or to the end of the map: one pass over
+    /// the shortest windows that end at each run.
+    fn cheapest(&self, first: u32, last: u32, need: u64, allowed: Allowed) -> Option<Window> {
         let mut best: Option<Window> = None;
         let mut current: Option<Window> = None;
-        for slot in self.list.slots() {
-            let Some(cost) = self.cost(slot, allowed) else {
+        let mut slot = first;
+        while slot != NIL {
+            let node = self.list.node(slot);
+            if let Some(cost) = self.cost(slot, allowed) {
+                let window = current.get_or_insert(Window {
+                    first: slot,
+                    last: slot,
+                    len: 0,
+                    cost: Cost::FREE,
+                });
+                window.last = slot;
+                window.len += node.len;
+                window.cost.add(cost);
+                while window.first != window.last {
+                    let first = self.list.node(window.first);
+                    if window.len - first.len < need {
+                        break;
+                    }
+                    window.len -= first.len;
+                    if let Some(cost) = self.cost(window.first, allowed) {
+                        window.cost.sub(cost);
+                    }
+                    window.first = first.next;
+                }
+                if window.len >= need && best.is_none_or(|best| window.cost < best.cost) {
+                    best = Some(*window);
+                }
+            } else {
                 current = None;
-                continue;
-            };
-            let len = self.list.node(slot).len;
-            let window = current.get_or_insert(Window {
-                first: slot,
-                last: slot,
-                len: 0,
-                cost: Cost::FREE,
-            });
-            window.last = slot;
-            window.len += len;
-            window.cost.add(cost);
-            while window.first != window.last {
-                let first = self.list.node(window.first);
-                if window.len - first.len < need {
-                    break;
-                }
-                window.len -= first.len;
-                if let Some(cost) = self.cost(window.first, allowed) {
-                    window.cost.sub(cost);
-                }
-                window.first = first.next;
             }
-            if window.len >= need && best.is_none_or(|best| window.cost < best.cost) {
-                best = Some(*window);
-            }
+            slot = if slot == last { NIL } else { node.next };
         }
         best
     }
 
-    fn neighbour(&self, run: u32, allowed: Allowed) -> Option<(u32, Cost)> {
+    fn neighbour(&self, run: u32, allowed: Allowed) -> Option<Cost> {
         if run == NIL {
-            return None;
+            None
+        } else {
+            self.cost(run, allowed)
         }
-        self.cost(run, allowed).map(|cost| (run, cost))
     }
 
     /// What it costs that the owner of a run gives way, or `None` if it must not.
