@@ -1,0 +1,221 @@
+//! Any list of calls agrees with the naive allocators: placements, failures, map and byte counts.
+
+use proptest::prelude::*;
+use slab_core::{Allocation, Error, FreeList, FreeListConfig, Placement, PoolId};
+use slab_model::{FreeOp, NaiveFirstFit, NaiveHoles, free_ops};
+
+const ALIGNMENT: u64 = 256;
+/// Enough granules for wide size classes (64 and up), and a tail that is not a whole one.
+const CAPACITY: u64 = 700 * ALIGNMENT + 77;
+
+fn list(placement: Placement, capacity: u64, alignment: u64) -> FreeList {
+    let mut config = FreeListConfig::new(PoolId::new(), capacity);
+    config.alignment = alignment;
+    config.placement = placement;
+    config.runs_reserved = 0;
+    FreeList::new(config).expect("valid configuration")
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    // A failing case becomes a named test, not a file beside the sources.
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+/// The list and the oracle that checks every placement.
+struct Checked {
+    list: FreeList,
+    alignment: u64,
+    holes: NaiveHoles,
+    live: Vec<Allocation>,
+}
+
+impl Checked {
+    fn new(placement: Placement, capacity: u64, alignment: u64) -> Self {
+        Self {
+            list: list(placement, capacity, alignment),
+            alignment,
+            holes: NaiveHoles::new(capacity / alignment),
+            live: Vec::new(),
+        }
+    }
+
+    /// Applies one call. `placed` sees granules asked for, start, hole chosen and tightest hole.
+    fn apply(&mut self, op: &FreeOp, mut placed: impl FnMut(u64, Option<u64>, u64, u64)) {
+        let alignment = self.alignment;
+        match *op {
+            FreeOp::Allocate(len) => {
+                let granules = len.div_ceil(alignment);
+                match self.list.allocate(len) {
+                    Ok(allocation) => {
+                        assert_eq!(allocation.len(), len);
+                        assert_eq!(allocation.region().len(), granules * alignment);
+                        assert_eq!(allocation.offset() % alignment, 0);
+                        if len > 0 {
+                            let start = allocation.offset() / alignment;
+                            let (chosen, tightest) = self.holes.placed(start, granules);
+                            placed(granules, Some(start), chosen, tightest);
+                        }
+                        self.live.push(allocation);
+                    }
+                    Err(error) => {
+                        self.holes.refused(granules);
+                        placed(granules, None, 0, 0);
+                        let usable = self.list.usable();
+                        let expected = if granules > self.list.usable() / alignment {
+                            Error::TooLarge {
+                                requested: len,
+                                usable,
+                            }
+                        } else {
+                            Error::Exhausted {
+                                requested: len,
+                                free: self.list.free_bytes(),
+                                largest_free: self.holes.longest() * alignment,
+                            }
+                        };
+                        assert_eq!(error, expected);
+                    }
+                }
+            }
+            FreeOp::Free(pick) => {
+                if let Some(allocation) = pick_from(&mut self.live, pick) {
+                    if !allocation.is_empty() {
+                        let region = allocation.region();
+                        self.holes
+                            .freed(region.offset() / alignment, region.len() / alignment);
+                    }
+                    self.list.free(allocation).expect("own token");
+                }
+            }
+        }
+        self.check_map();
+    }
+
+    /// Cover, coalesced, conserved: the map is the oracle's, run for run.
+    fn check_map(&self) {
+        let alignment = self.alignment;
+        let runs: Vec<_> = self
+            .list
+            .runs()
+            .map(|run| {
+                (
+                    run.region.offset() / alignment,
+                    run.region.len() / alignment,
+                    run.is_free,
+                )
+            })
+            .collect();
+        assert_eq!(runs, self.holes.runs());
+        assert!(
+            runs.windows(2).all(|pair| !(pair[0].2 && pair[1].2)),
+            "two free runs touch"
+        );
+        let free: u64 = runs.iter().filter(|run| run.2).map(|run| run.1).sum();
+        assert_eq!(self.list.free_bytes(), free * alignment);
+        assert_eq!(self.list.largest_free(), self.holes.longest() * alignment);
+        assert_eq!(self.list.run_count() as usize, runs.len());
+    }
+
+    fn free_all(mut self) {
+        while let Some(allocation) = self.live.pop() {
+            self.list.free(allocation).expect("own token");
+        }
+        assert_eq!(self.list.largest_free(), self.list.usable());
+        assert_eq!(self.list.run_count(), 1);
+    }
+}
+
+fn pick_from<T>(values: &mut Vec<T>, pick: usize) -> Option<T> {
+    (!values.is_empty()).then(|| values.swap_remove(pick % values.len()))
+}
+
+fn crowded_op() -> impl Strategy<Value = FreeOp> {
+    prop_oneof![
+        2 => (1..4u64).prop_map(FreeOp::Allocate),
+        3 => (248..264u64).prop_map(FreeOp::Allocate),
+        4 => any::<usize>().prop_map(FreeOp::Free),
+    ]
+}
+
+proptest! {
+    #![proptest_config(config(400))]
+
+    #[test]
+    fn first_fit_places_as_a_scan_over_the_ordered_holes(ops in free_ops(CAPACITY, 120)) {
+        let mut checked = Checked::new(Placement::FirstFit, CAPACITY, ALIGNMENT);
+        let mut naive = NaiveFirstFit::new(CAPACITY / ALIGNMENT);
+        for op in &ops {
+            if let FreeOp::Free(pick) = op && !checked.live.is_empty() {
+                let allocation = &checked.live[pick % checked.live.len()];
+                if !allocation.is_empty() {
+                    let region = allocation.region();
+                    naive.free(region.offset() / ALIGNMENT, region.len() / ALIGNMENT);
+                }
+            }
+            checked.apply(op, |granules, start, _, _| {
+                assert_eq!(naive.allocate(granules), start);
+            });
+        }
+        checked.free_all();
+    }
+
+    #[test]
+    fn best_fit_cuts_from_the_tightest_class_and_fails_only_if_nothing_fits(
+        ops in free_ops(CAPACITY, 120),
+    ) {
+        let mut checked = Checked::new(Placement::BestFit, CAPACITY, ALIGNMENT);
+        for op in &ops {
+            checked.apply(op, |_, start, chosen, tightest| {
+                if start.is_some() {
+                    // A class is at most 1/32 of its lower end wide.
+                    assert!((chosen - tightest) * 32 <= tightest, "{chosen} instead of {tightest}");
+                }
+            });
+        }
+        checked.free_all();
+    }
+
+    /// Regions of nearly one size with slivers between them: wide classes are crowded, and holes grow and
+    /// shrink inside their class.
+    #[test]
+    fn best_fit_keeps_crowded_classes_in_order(ops in prop::collection::vec(crowded_op(), 1..300)) {
+        let mut checked = Checked::new(Placement::BestFit, 40 * 260, 1);
+        for op in &ops {
+            checked.apply(op, |_, _, _, _| {});
+        }
+        checked.free_all();
+    }
+
+    /// Many holes of nearly one size: the search inside a wide class must not miss the one that fits.
+    #[test]
+    fn best_fit_finds_the_only_hole_of_a_crowded_class(
+        sizes in prop::collection::vec(256u64..264, 2..40),
+        order in any::<u64>(),
+        want in 256u64..264,
+    ) {
+        let mut config = FreeListConfig::new(PoolId::new(), 40 * 300);
+        config.alignment = 1;
+        let mut list = FreeList::new(config).expect("valid configuration");
+        let mut holes = Vec::new();
+        let mut walls = Vec::new();
+        for size in &sizes {
+            holes.push(list.allocate(*size).expect("room"));
+            walls.push(list.allocate(1).expect("room"));
+        }
+        let rest = list.largest_free();
+        walls.push(list.allocate(rest).expect("room"));
+        let mut order = order;
+        while !holes.is_empty() {
+            let hole = pick_from(&mut holes, order as usize).expect("not empty");
+            list.free(hole).expect("own token");
+            order = order.rotate_left(7).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        }
+        let longest = sizes.iter().max().copied().unwrap_or(0);
+        assert_eq!(list.largest_free(), longest);
+        assert_eq!(list.allocate(want).is_ok(), want <= longest);
+    }
+}

@@ -1,0 +1,72 @@
+//! Any list of calls to a pool keeps the invariants, and the map agrees with the naive pool run for run.
+
+mod pool_harness;
+
+use pool_harness::Harness;
+use proptest::prelude::*;
+use slab_core::Placement;
+use slab_model::pool_ops;
+
+const GRANULES: u64 = 48;
+const KEYS: u32 = 7;
+
+fn placements() -> impl Strategy<Value = Placement> {
+    prop_oneof![Just(Placement::BestFit), Just(Placement::FirstFit)]
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    // A failing case becomes a named test, not a file beside the sources.
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(config(600))]
+
+    /// Conserved, disjoint, coalesced, one owner, leased stays, fenced, not in vain, claims on time.
+    #[test]
+    fn any_order_of_calls_keeps_every_invariant(
+        placement in placements(),
+        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, 150),
+    ) {
+        let mut harness = Harness::new(GRANULES, placement, |_| {});
+        for op in &ops {
+            harness.apply(op);
+        }
+        harness.give_everything_back();
+    }
+
+    /// The same with every bound within reach.
+    #[test]
+    fn any_order_of_calls_keeps_every_invariant_at_the_bounds(
+        placement in placements(),
+        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, 150),
+    ) {
+        let mut harness = Harness::new(GRANULES, placement, |config| {
+            config.residents_max = 3;
+            config.claims_max = 1;
+            config.timelines_max = 2;
+            config.reclaimed_max = 2;
+        });
+        for op in &ops {
+            harness.apply(op);
+        }
+        harness.give_everything_back();
+    }
+
+    /// More idle residents than windows are grown from, so that the whole map must be looked at.
+    #[test]
+    fn any_order_of_calls_keeps_every_invariant_with_many_small_residents(
+        placement in placements(),
+        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, 40, 400),
+    ) {
+        let mut harness = Harness::new(4 * GRANULES, placement, |_| {});
+        for op in &ops {
+            harness.apply(op);
+        }
+        harness.give_everything_back();
+    }
+}
