@@ -17,6 +17,13 @@ mod tensor_file;
 pub use code::ErrorCode;
 pub use content::{Content, Room, Span};
 pub use content_hash::{ContentDigest, ContentHasher};
+pub use control::{
+    AddressError, Answer, BATCH_ITEMS_MAX, ClientError, ControlAddress, ControlClient,
+    ControlContext, ControlServer, Dispatcher, EventSubscriber, MAP_ENTRIES_MAX, MapRun, MapState,
+    PoolSnapshot, ReadyEvent, Refusal, RemoteReserve, RemoteStatus, ReservationCounts,
+    ReserveReply, ServerConfig, ServerCounters, ServerError, Shard, ShardGather, Site, SlabMap,
+    SocketReason, StateBytes, Totals,
+};
 pub use dtype::{Dtype, UnsupportedDtype};
 pub use moment::Moment;
 pub use name::{MmHash, NAME_BYTES_MAX, NameTooLong, ReservationId, TransferId};

@@ -1,0 +1,159 @@
+//! A REQ socket that notices when its peer goes away.
+
+use std::time::{Duration, Instant};
+
+use super::{ClientError, ControlContext};
+use crate::control::address::ControlAddress;
+use crate::control::server::SocketReason;
+
+/// One REQ socket and the monitor of its connection.
+pub(super) struct Exchange {
+    address: ControlAddress,
+    socket: zmq::Socket,
+    monitor: zmq::Socket,
+}
+
+/// Longest reply accepted. A full batch of replies is below 2 MB, a pool snapshot below 1 MB.
+const REPLY_BYTES_MAX: i64 = 16 << 20;
+
+impl Exchange {
+    /// Makes the sockets; the connection comes about in the background.
+    pub(super) fn connect(
+        context: &ControlContext,
+        address: &ControlAddress,
+    ) -> Result<Self, ClientError> {
+        let make = || -> Result<Self, zmq::Error> {
+            let socket = context.context.socket(zmq::REQ)?;
+            socket.set_ipv6(true)?;
+            socket.set_linger(0)?;
+            socket.set_maxmsgsize(REPLY_BYTES_MAX)?;
+            // A request leaves only over a connection that stands, so one that could not be sent
+            // is known not to have been seen.
+            socket.set_immediate(true)?;
+            let endpoint = context.monitor_endpoint();
+            let events = zmq::SocketEvent::DISCONNECTED.to_raw()
+                | zmq::SocketEvent::CONNECT_RETRIED.to_raw();
+            socket.monitor(&endpoint, i32::from(events))?;
+            let monitor = context.context.socket(zmq::PAIR)?;
+            monitor.set_linger(0)?;
+            monitor.connect(&endpoint)?;
+            socket.connect(&address.to_string())?;
+            Ok(Self {
+                address: address.clone(),
+                socket,
+                monitor,
+            })
+        };
+        make().map_err(|error| ClientError::Socket {
+            address: address.clone(),
+            reason: SocketReason::new(error),
+        })
+    }
+
+    /// Sends one frame as soon as there is a connection.
+    pub(super) fn send(
+        &mut self,
+        frame: &[u8],
+        deadline: Instant,
+        fail_fast: bool,
+    ) -> Result<(), ClientError> {
+        // What happened to the connection since the last reply does not concern this request: a
+        // connection that ended is made again while this waits.
+        self.drain_monitor().map_err(|error| self.failed(error))?;
+        loop {
+            let mut items = [
+                self.socket.as_poll_item(zmq::POLLOUT),
+                self.monitor.as_poll_item(zmq::POLLIN),
+            ];
+            poll(&mut items, deadline).map_err(|error| self.failed(error))?;
+            let (writable, told) = (items[0].is_writable(), items[1].is_readable());
+            if writable {
+                match self.socket.send(frame, zmq::DONTWAIT) {
+                    Ok(()) => return Ok(()),
+                    Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => {}
+                    Err(error) => return Err(self.failed(error)),
+                }
+            }
+            let refused = told && self.drain_monitor().map_err(|error| self.failed(error))?;
+            if (refused && fail_fast) || Instant::now() >= deadline {
+                return Err(ClientError::Unreachable {
+                    address: self.address.clone(),
+                });
+            }
+        }
+    }
+
+    /// Waits for the one frame of the reply.
+    pub(super) fn receive(
+        &mut self,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, ClientError> {
+        let mut ended = false;
+        loop {
+            let mut frame = zmq::Message::new();
+            match self.socket.recv(&mut frame, zmq::DONTWAIT) {
+                Ok(()) if frame.get_more() => {
+                    return Err(ClientError::BadReply {
+                        address: self.address.clone(),
+                        op: "any operation",
+                        what: "it has several frames",
+                    });
+                }
+                Ok(()) => return Ok(frame.to_vec()),
+                Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => {}
+                Err(error) => return Err(self.failed(error)),
+            }
+            // A reply that arrived just before the end was read above.
+            if ended {
+                return Err(ClientError::Disconnected {
+                    address: self.address.clone(),
+                });
+            }
+            if Instant::now() >= deadline {
+                return Err(ClientError::Timeout {
+                    address: self.address.clone(),
+                    timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
+                });
+            }
+            let mut items = [
+                self.socket.as_poll_item(zmq::POLLIN),
+                self.monitor.as_poll_item(zmq::POLLIN),
+            ];
+            poll(&mut items, deadline).map_err(|error| self.failed(error))?;
+            if items[1].is_readable() {
+                ended = self.drain_monitor().map_err(|error| self.failed(error))?;
+            }
+        }
+    }
+
+    /// Reads what the monitor has to say; whether it said anything.
+    fn drain_monitor(&self) -> Result<bool, zmq::Error> {
+        let mut told = false;
+        loop {
+            match self.monitor.recv_multipart(zmq::DONTWAIT) {
+                Ok(_) => told = true,
+                Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => return Ok(told),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn failed(&self, error: zmq::Error) -> ClientError {
+        ClientError::Socket {
+            address: self.address.clone(),
+            reason: SocketReason::new(error),
+        }
+    }
+}
+
+/// Waits until one of the items is ready or the deadline has come.
+fn poll(items: &mut [zmq::PollItem<'_>], deadline: Instant) -> Result<(), zmq::Error> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    // Rounded up, so that the last wait does not become a busy one.
+    let millis = left.as_micros().div_ceil(1000);
+    match zmq::poll(items, i64::try_from(millis).unwrap_or(i64::MAX)) {
+        Ok(_) | Err(zmq::Error::EINTR) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
