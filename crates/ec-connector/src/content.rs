@@ -4,6 +4,8 @@
 //! sees an address. Everything it needs from a pool is [`Content`], so that tests and model
 //! checkers can run the same code over a pool of a few bytes.
 
+mod pool;
+
 use crate::name::MmHash;
 use crate::tensor::TensorSpec;
 

@@ -182,6 +182,7 @@ fn aliases_meet_their_canonical_names_and_are_reported_by_them() {
     assert_eq!(status["dtype"], "float16");
 }
 
+// row: C3.5
 #[test]
 fn a_reserve_batch_answers_each_item_on_its_own() {
     let mut wire = Wire::new(1024);
@@ -261,8 +262,7 @@ fn two_refused_pushes_of_a_batch_leave_the_granted_ones() {
     }
 }
 
-// row: V8
-// row: D6
+// row: V8, D6
 #[test]
 fn refresh_of_an_id_a_restarted_consumer_does_not_know_lets_the_push_go_on() {
     let mut wire = Wire::new(4096);
@@ -276,6 +276,7 @@ fn refresh_of_an_id_a_restarted_consumer_does_not_know_lets_the_push_go_on() {
 
 // ---- errors ----
 
+// row: F3, F4
 #[test]
 fn every_error_reply_has_the_peers_text_and_a_code() {
     let mut wire = Wire::new(1024);
@@ -346,9 +347,7 @@ fn a_conflict_with_a_resident_in_use_is_refused() {
     );
 }
 
-// row: M2
-// row: M2c
-// row: A2
+// row: M2, M2c, A2, F4
 #[test]
 fn negative_sizes_change_nothing_in_the_pool() {
     let mut wire = Wire::new(4096);
@@ -372,7 +371,7 @@ fn negative_sizes_change_nothing_in_the_pool() {
     assert_eq!(wire.ask(&reserve("c", "hc", 2048))["code"], "pool_full");
 }
 
-// row: D1
+// row: D1, F1
 #[test]
 fn a_request_of_several_frames_is_answered_with_an_error_and_the_server_serves_on() {
     let mut wire = Wire::new(4096);
@@ -390,6 +389,7 @@ fn a_request_of_several_frames_is_answered_with_an_error_and_the_server_serves_o
     wire.result(&json!({"op": "peers"}));
 }
 
+// row: F1, F2
 #[test]
 fn frames_that_are_no_json_object_are_malformed() {
     let mut wire = Wire::new(4096);
@@ -452,7 +452,7 @@ fn names_and_batches_beyond_their_limits_are_refused() {
     assert_eq!(result["items"].as_array().unwrap().len(), 1024);
 }
 
-// row: D5
+// row: D5, F5
 #[test]
 fn a_message_of_100_megabytes_costs_its_sender_the_connection_and_nobody_else() {
     let mut wire = Wire::new(4096);
@@ -483,6 +483,7 @@ fn a_client_that_vanishes_before_its_reply_harms_nobody() {
     wire.result(&json!({"op": "peers"}));
 }
 
+// row: F1, F2
 #[test]
 fn frames_of_random_bytes_always_get_one_reply_each() {
     let mut wire = Wire::new(4096);
@@ -612,6 +613,7 @@ fn stopping_takes_about_a_tick_and_frees_the_port() {
     assert_eq!(again.control_port(), port);
 }
 
+// row: F17
 #[test]
 fn a_port_in_use_is_a_typed_error_that_names_it() {
     let wire = Wire::new(4096);
@@ -769,6 +771,7 @@ fn fake_peer(behave: impl FnOnce(zmq::Socket) + Send + 'static) -> ControlAddres
     ControlAddress::parse(&endpoint).unwrap()
 }
 
+// row: C2.1
 #[test]
 fn a_server_that_never_replies_times_out_and_the_next_request_uses_another_socket() {
     let (send, receive) = std::sync::mpsc::channel();

@@ -74,8 +74,7 @@ fn reserve_of_more_than_the_pool_is_too_large_and_evicts_nothing() {
     assert!(rig.pool.is_resident(&hash("h")));
 }
 
-// row: M3
-// row: D4
+// row: M3, D4
 #[test]
 fn reserve_that_no_eviction_can_serve_evicts_nothing() {
     let mut rig = Rig::new(1024);
@@ -307,8 +306,7 @@ fn reserve_of_resident_content_in_another_shape_is_refused_only_while_it_is_in_u
     assert!(!rig.pool.is_resident(&hash("h")), "the unused one made way");
 }
 
-// row: M13
-// row: D4
+// row: M13, D4
 #[test]
 fn reserve_of_another_shape_that_fails_leaves_the_resident() {
     let mut rig = Rig::new(1024);
@@ -582,8 +580,7 @@ fn cancel_of_an_unknown_id_is_remembered() {
     }
 }
 
-// row: V8
-// row: D6
+// row: V8, D6
 #[test]
 fn refresh_of_an_unknown_id_leaves_it_reservable() {
     let mut rig = Rig::new(4096);
@@ -626,6 +623,7 @@ fn cancel_of_a_follower_ends_it_and_not_its_writer() {
     }
 }
 
+// row: C3.7a
 #[test]
 fn plain_cancel_of_a_writer_keeps_its_memory() {
     let mut rig = Rig::new(4096);
@@ -661,8 +659,7 @@ fn refresh_of_a_writer_frees_its_memory_and_its_id() {
     check_grant(rig.reserve("w", "h", 512), true, false, false);
 }
 
-// row: V5
-// row: V16
+// row: V5, V16
 #[test]
 fn followers_of_a_writer_that_goes_away_can_be_reserved_again() {
     for kind in [CancelKind::Abandon, CancelKind::Refresh] {
@@ -727,8 +724,7 @@ fn cancel_of_an_expire_pending_writer() {
     }
 }
 
-// row: V12
-// row: D8
+// row: V12, D8
 #[test]
 fn plain_cancel_of_an_expire_pending_writer_is_remembered() {
     let mut rig = Rig::new(4096);
@@ -813,6 +809,7 @@ fn clean_up_after_pool_full_makes_only_that_id_unusable() {
 
 // ---- time ----
 
+// row: C3.7a
 #[test]
 fn expiry_ends_ready_items_and_followers_and_keeps_memory_of_writers() {
     let mut rig = Rig::new(4096);
@@ -1085,8 +1082,7 @@ fn taking_two_unpublished_copies_keeps_the_first() {
     rig.release(two);
 }
 
-// row: V4b
-// row: R4
+// row: V4b, R4
 #[test]
 fn a_lease_gives_what_was_leased_also_after_the_hash_was_bound_to_another_shape() {
     let mut rig = Rig::new(4096);

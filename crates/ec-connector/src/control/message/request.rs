@@ -235,6 +235,7 @@ mod tests {
         assert_eq!(id.as_str(), "b");
     }
 
+    // row: F2
     #[test]
     fn what_is_no_json_object_is_malformed() {
         let deep = "[".repeat(100_000);
@@ -258,6 +259,7 @@ mod tests {
         }
     }
 
+    // row: F3
     #[test]
     fn an_unknown_op_is_echoed_as_python_prints_it() {
         check(
@@ -289,6 +291,7 @@ mod tests {
         );
     }
 
+    // row: F3
     #[test]
     fn each_missing_field_is_named() {
         for name in ["transfer_id", "mm_hash", "nbytes", "shape", "dtype"] {
@@ -307,9 +310,7 @@ mod tests {
         );
     }
 
-    // row: A2
-    // row: M2
-    // row: M2c
+    // row: A2, M2, M2c
     #[test]
     fn negative_sizes_are_refused_before_anything_else() {
         let both = with(reserve_json(), "shape", json!([-2, -512]));
@@ -329,7 +330,7 @@ mod tests {
         check(zero, "field 'shape' must not be negative", "size_mismatch");
     }
 
-    // row: A9
+    // row: A9, F4
     #[test]
     fn sizes_beyond_64_bits_are_refused() {
         let huge = with(reserve_json(), "shape", json!([u64::MAX, 2]));
@@ -351,6 +352,7 @@ mod tests {
         );
     }
 
+    // row: F4
     #[test]
     fn sizes_that_contradict_one_another_are_refused() {
         let text = "shape and dtype do not match nbytes";

@@ -1,5 +1,7 @@
 //! What `x_pool` answers: how the slab is used, at one moment.
 
+mod capture;
+
 use serde::{Deserialize, Serialize};
 
 use crate::content::Span;
@@ -96,6 +98,10 @@ pub struct Totals {
     pub publishes_refused: u64,
     /// Ready events dropped because nobody fetched them.
     pub events_dropped: u64,
+    /// Residents dropped to make room.
+    pub evictions: u64,
+    /// Their bytes.
+    pub evicted_bytes: u64,
 }
 
 /// The slab in address order, without gaps.
