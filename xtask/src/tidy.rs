@@ -4,6 +4,7 @@
 pub(crate) mod coverage;
 mod layers;
 pub(crate) mod licences;
+mod links;
 mod readme;
 mod sources;
 mod words;
@@ -23,6 +24,7 @@ pub(crate) fn check(root: &Path, metadata: &Metadata, run: Option<&Run>) -> Resu
     problems.extend(licences::check(root, metadata)?);
     problems.extend(sources::check(root, &files)?);
     problems.extend(words::check(root, &files)?);
+    problems.extend(links::check(root, &files)?);
     problems.extend(readme::check(root, metadata)?);
     if let Some(run) = run {
         problems.extend(coverage::check(root, run)?);
