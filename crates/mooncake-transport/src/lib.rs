@@ -19,6 +19,8 @@ mod engine;
 mod error;
 mod registration;
 mod segment;
+#[cfg(feature = "tcp")]
+pub mod tcp;
 pub mod wire;
 
 pub use batch::{Batch, BatchReport, Local, Reason, Remote, Settled, Task, Ticket};

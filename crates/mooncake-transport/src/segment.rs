@@ -2,8 +2,8 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Identity of one engine in this process, so that a segment is not used with another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,10 +56,26 @@ impl Segment {
     pub fn peer<T: 'static>(&self) -> Option<&T> {
         self.0.peer.downcast_ref()
     }
+
+    #[cfg_attr(not(feature = "tcp"), expect(dead_code))]
+    pub(crate) fn downgrade(&self) -> WeakSegment {
+        WeakSegment(Arc::downgrade(&self.0))
+    }
 }
 
 impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Segment").field(&self.0.name).finish()
+    }
+}
+
+/// A segment that may have been given up by all its users.
+#[cfg_attr(not(feature = "tcp"), expect(dead_code))]
+pub(crate) struct WeakSegment(Weak<Inner>);
+
+#[cfg_attr(not(feature = "tcp"), expect(dead_code))]
+impl WeakSegment {
+    pub(crate) fn upgrade(&self) -> Option<Segment> {
+        self.0.upgrade().map(Segment)
     }
 }

@@ -1,0 +1,492 @@
+//! The native engine over TCP: initiator and target, protocol version 2, descriptors exchanged
+//! peer to peer.
+//!
+//! One thread drives every connection. Memory is read and written by the kernel in place.
+
+mod config;
+mod control;
+mod exchange;
+mod local;
+mod notices;
+mod peer;
+mod reactor;
+mod registry;
+mod shared;
+mod socket;
+mod table;
+mod target;
+mod timer;
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use slab_memory::Memory;
+
+pub use self::config::{Subnet, SubnetError, TcpConfig, TcpLimits, TcpTimeouts};
+use self::peer::{Endpoint, PeerHandle, PeerLink, at_port, with_fallback};
+use self::reactor::{Reactor, WAKER};
+use self::registry::Registry;
+use self::shared::{Command, Job, Shared};
+use crate::batch::{Batch, Remote, Task};
+use crate::engine::{Engine, Notices};
+use crate::error::{ControlError, EngineError, IoFailure, Listener, Refused};
+use crate::registration::{Access, Registration};
+use crate::segment::{EngineId, Segment, WeakSegment};
+use crate::wire::JsonError;
+use crate::wire::control::{
+    FrameError, FrameKind, Notice, PEER_FRAME_BYTES_MAX, PROBE_REQUEST, check_json,
+};
+use crate::wire::data::DataVersion;
+use crate::wire::descriptor::Descriptor;
+use crate::wire::name::PeerName;
+
+/// Addresses of one host that are tried in turn.
+const ADDRESSES_MAX: usize = 16;
+
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: i32 = 1_024;
+
+/// A transfer engine over TCP.
+///
+/// It listens on loopback unless configured otherwise. Dropping it settles every task that is
+/// under way, closes every connection and joins its thread; registrations and batches may outlive
+/// it.
+pub struct TcpEngine {
+    id: EngineId,
+    session: String,
+    control_address: SocketAddr,
+    data_address: SocketAddr,
+    shared: Arc<Shared>,
+    segments: Mutex<Segments>,
+    next_peer: AtomicU64,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Segments in use, by the name they were opened by.
+struct Segments {
+    open: HashMap<String, WeakSegment>,
+    /// Entries of given-up segments are swept once there are this many.
+    sweep_at: usize,
+}
+
+impl TcpEngine {
+    /// Binds both listeners and starts the engine.
+    ///
+    /// # Errors
+    /// [`EngineError::WildcardBind`], [`EngineError::AdvertisedHost`] and [`EngineError::Setting`]
+    /// for a configuration that cannot work; [`EngineError::Bind`] if a port is in use or an
+    /// address not this machine's; [`EngineError::Start`].
+    pub fn start(config: TcpConfig) -> Result<Self, EngineError> {
+        let host = config.check()?;
+        let data = listen(Listener::Data, config.bind, config.data_port)?;
+        let control = listen(Listener::Control, config.bind, config.control_port)?;
+        let started = |error: std::io::Error| EngineError::Start {
+            source: error.into(),
+        };
+        let data_address = data.local_addr().map_err(started)?;
+        let control_address = control.local_addr().map_err(started)?;
+        let session = PeerName::new(&host, control_address.port())
+            .map_err(|source| EngineError::AdvertisedHost {
+                host: host.clone(),
+                source,
+            })?
+            .to_string();
+        let registry = Registry::new(
+            session.clone(),
+            host,
+            data_address.port(),
+            config.limits.descriptor_bytes_max,
+        );
+        let poll = mio::Poll::new().map_err(started)?;
+        let waker = mio::Waker::new(poll.registry(), WAKER).map_err(started)?;
+        let shared = Arc::new(Shared::new(config, registry, waker));
+        let mut reactor =
+            Reactor::new(poll, Arc::clone(&shared), data, control).map_err(started)?;
+        let thread_shared = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("mooncake-tcp".to_owned())
+            .spawn(move || {
+                let shared = thread_shared;
+                // Set before anything could ask for it.
+                let _ = shared.reactor_thread.set(std::thread::current().id());
+                if catch_unwind(AssertUnwindSafe(|| reactor.run())).is_err() {
+                    tracing::error!("the engine's thread panicked; the engine stops");
+                    shared.close();
+                }
+                drop(reactor);
+                // What came in after the last look; dropping settles it as lost.
+                drop(shared.take_commands());
+                shared.note_ended();
+            })
+            .map_err(started)?;
+        tracing::info!(session, %control_address, %data_address, "engine started");
+        Ok(Self {
+            id: EngineId::new(),
+            session,
+            control_address,
+            data_address,
+            shared,
+            segments: Mutex::new(Segments {
+                open: HashMap::new(),
+                sweep_at: 64,
+            }),
+            next_peer: AtomicU64::new(0),
+            thread: Some(thread),
+        })
+    }
+
+    /// Returns the address of the control listener.
+    pub fn control_address(&self) -> SocketAddr {
+        self.control_address
+    }
+
+    /// Returns the address of the data listener.
+    pub fn data_address(&self) -> SocketAddr {
+        self.data_address
+    }
+
+    fn fetch_descriptor(
+        &self,
+        name: &str,
+        control: &[SocketAddr],
+    ) -> Result<Descriptor, EngineError> {
+        let request = self.shared.registry().request_descriptor().encode();
+        let text = self
+            .shared
+            .exchange(control.to_vec(), FrameKind::Metadata, request.into_bytes())
+            .map_err(|source| EngineError::Control {
+                peer: name.to_owned(),
+                source,
+            })?;
+        let descriptor = Descriptor::decode(&text).map_err(|source| EngineError::Descriptor {
+            peer: name.to_owned(),
+            source,
+        })?;
+        if descriptor.version < DataVersion::V2 {
+            return Err(EngineError::ProtocolVersion {
+                peer: name.to_owned(),
+            });
+        }
+        Ok(descriptor)
+    }
+
+    /// Checks a batch without changing anything.
+    fn check_tasks(&self, tasks: &[Task]) -> Result<(), EngineError> {
+        let max = self.shared.config.limits.batch_tasks_max;
+        if tasks.len() > max {
+            return Err(EngineError::TooManyTasks {
+                count: tasks.len(),
+                max,
+            });
+        }
+        for (index, task) in tasks.iter().enumerate() {
+            let len = task.memory.len();
+            let std::ops::Range { start, end } = task.range;
+            if start > end || end > len {
+                return Err(EngineError::OutOfBounds {
+                    task: index,
+                    start,
+                    end,
+                    len,
+                });
+            }
+            if task.segment.engine() != self.id || task.segment.peer::<PeerHandle>().is_none() {
+                let name = task.segment.name().to_owned();
+                return Err(EngineError::ForeignSegment { name });
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts `count` more tasks as under way, if there is room.
+    fn admit_tasks(&self, count: usize) -> Result<(), EngineError> {
+        let max = self.shared.config.limits.tasks_open_max;
+        self.shared
+            .tasks_open
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |open| {
+                open.checked_add(count).filter(|sum| *sum <= max)
+            })
+            .map(drop)
+            .map_err(|queued| EngineError::Full { queued, count, max })
+    }
+
+    fn segments(&self) -> std::sync::MutexGuard<'_, Segments> {
+        self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the segment if it is open, and whether what is known about it is out of date.
+    fn open_already(&self, name: &str) -> Option<(Segment, bool)> {
+        let segment = self.segments().open.get(name)?.upgrade()?;
+        let stale = segment
+            .peer::<PeerHandle>()
+            .is_some_and(|handle| handle.link.stale.load(Ordering::Relaxed));
+        Some((segment, stale))
+    }
+}
+
+impl Engine for TcpEngine {
+    fn session(&self) -> &str {
+        &self.session
+    }
+
+    fn register(
+        &self,
+        memory: Arc<dyn Memory>,
+        access: Access,
+    ) -> Result<Registration, EngineError> {
+        let (address, len) = (memory.address(), memory.len());
+        if access == Access::Local {
+            if len == 0 {
+                return Err(EngineError::UnusableMemory { address, len });
+            }
+            return Ok(Registration::new(memory, access, Box::new(|| Ok(()))));
+        }
+        let id = self
+            .shared
+            .registry()
+            .insert(address, len, access, Arc::clone(&memory))?;
+        let shared = Arc::clone(&self.shared);
+        let deregister = Box::new(move || shared.deregister(address, id));
+        Ok(Registration::new(memory, access, deregister))
+    }
+
+    fn open_segment(&self, name: &str) -> Result<Segment, EngineError> {
+        let name = name.trim_start_matches('/');
+        let known = match self.open_already(name) {
+            Some((segment, false)) => return Ok(segment),
+            Some((segment, true)) => Some(segment),
+            None => None,
+        };
+        let control = resolve(&parse(name)?)?;
+        let descriptor = self.fetch_descriptor(name, &control)?;
+        let port = descriptor.data_port;
+        let addresses = match &descriptor.data_host {
+            None => at_port(&control, port),
+            Some(host) => match resolve_host(host, port) {
+                Ok(addresses) => with_fallback(addresses, &control),
+                Err(error) => {
+                    tracing::warn!(peer = name, host, %error, "using the control host for data");
+                    at_port(&control, port)
+                }
+            },
+        };
+        let endpoint = Endpoint {
+            host: descriptor.data_host,
+            port,
+            addresses,
+        };
+        if let Some(segment) = known {
+            if let Some(handle) = segment.peer::<PeerHandle>() {
+                *handle.link.endpoint() = endpoint;
+                handle.link.stale.store(false, Ordering::Relaxed);
+            }
+            return Ok(segment);
+        }
+        let mut segments = self.segments();
+        // Another thread may have been faster; then both use one set of connections.
+        if let Some(segment) = segments.open.get(name).and_then(WeakSegment::upgrade) {
+            return Ok(segment);
+        }
+        let link = Arc::new(PeerLink::new(
+            self.next_peer.fetch_add(1, Ordering::Relaxed),
+            name.to_owned(),
+            control,
+            descriptor.name,
+            endpoint,
+        ));
+        let handle = PeerHandle {
+            link,
+            shared: Arc::downgrade(&self.shared),
+        };
+        let segment = Segment::new(self.id, name.to_owned(), Box::new(handle));
+        if segments.open.len() >= segments.sweep_at {
+            segments
+                .open
+                .retain(|_, segment| segment.upgrade().is_some());
+            segments.sweep_at = (segments.open.len() * 2).max(64);
+        }
+        segments.open.insert(name.to_owned(), segment.downgrade());
+        Ok(segment)
+    }
+
+    fn submit(&self, tasks: Vec<Task>) -> Result<Batch, Refused<Vec<Task>>> {
+        let count = tasks.len();
+        if let Err(cause) = self
+            .check_tasks(&tasks)
+            .and_then(|()| self.admit_tasks(count))
+        {
+            return Err(Refused {
+                value: tasks,
+                cause,
+            });
+        }
+        let (batch, tickets) = Batch::with_tickets(count);
+        let mut jobs = Vec::with_capacity(count);
+        for (task, ticket) in tasks.into_iter().zip(tickets) {
+            // Checked above: the segment is ours.
+            let link = task
+                .segment
+                .peer::<PeerHandle>()
+                .map(|handle| Arc::clone(&handle.link));
+            let Some(link) = link else { continue };
+            let job = Job::new(task, link, &self.shared, ticket);
+            if job.len() == 0 {
+                // Real targets refuse empty requests, so these never reach the wire.
+                job.finish(Remote::Applied);
+            } else {
+                jobs.push(job);
+            }
+        }
+        if !jobs.is_empty()
+            && let Err(Command::Submit(jobs)) = self.shared.command(Command::Submit(jobs))
+        {
+            // Only when the reactor died by itself: the engine cannot be dropped meanwhile.
+            let reason = crate::batch::Reason::ShutDown;
+            for job in jobs {
+                job.finish(Remote::Ended(reason.clone()));
+            }
+        }
+        Ok(batch)
+    }
+
+    fn notify(&self, segment: &Segment, name: &str, message: &str) -> Result<(), EngineError> {
+        let link = match segment.peer::<PeerHandle>() {
+            Some(handle) if segment.engine() == self.id => &handle.link,
+            _ => {
+                return Err(EngineError::ForeignSegment {
+                    name: segment.name().to_owned(),
+                });
+            }
+        };
+        // Real peers send to the name in the descriptor; some descriptors have none.
+        let addresses = match parse(&link.notify_name).and_then(|peer| resolve(&peer)) {
+            Ok(addresses) => addresses,
+            Err(_) => link.control.clone(),
+        };
+        let control = |source| EngineError::Control {
+            peer: link.name.clone(),
+            source,
+        };
+        let text = Notice {
+            name: name.to_owned(),
+            message: message.to_owned(),
+        }
+        .encode();
+        let len = text.len() as u64 + 1;
+        if len > PEER_FRAME_BYTES_MAX {
+            let error = FrameError::TooLong {
+                len,
+                max: PEER_FRAME_BYTES_MAX,
+            };
+            return Err(control(error.into()));
+        }
+        let reply = self
+            .shared
+            .exchange(addresses, FrameKind::Notify, text.into_bytes())
+            .map_err(control)?;
+        let reply = Notice::decode(&reply).map_err(|error: JsonError| control(error.into()))?;
+        if reply.message.is_empty() {
+            return Err(control(ControlError::NotifyRefused));
+        }
+        Ok(())
+    }
+
+    fn take_notices(&self) -> Result<Notices, EngineError> {
+        Ok(self.shared.notices().take())
+    }
+
+    fn probe(&self, name: &str) -> Result<(), EngineError> {
+        let addresses = resolve(&parse(name)?)?;
+        let control = |source| EngineError::Control {
+            peer: name.to_owned(),
+            source,
+        };
+        let reply = self
+            .shared
+            .exchange(addresses, FrameKind::Probe, PROBE_REQUEST.to_vec())
+            .map_err(control)?;
+        check_json(&reply).map_err(|error| control(error.into()))
+    }
+}
+
+impl Drop for TcpEngine {
+    fn drop(&mut self) {
+        self.shared.close();
+        if let Some(thread) = self.thread.take()
+            && !self.shared.on_reactor_thread()
+            && thread.join().is_err()
+        {
+            tracing::error!("the engine's thread panicked");
+        }
+    }
+}
+
+impl std::fmt::Debug for TcpEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpEngine")
+            .field("session", &self.session)
+            .field("data_address", &self.data_address)
+            .finish_non_exhaustive()
+    }
+}
+
+fn listen(
+    listener: Listener,
+    bind: IpAddr,
+    port: Option<u16>,
+) -> Result<mio::net::TcpListener, EngineError> {
+    let address = SocketAddr::new(bind, port.unwrap_or(0));
+    let open = || -> std::io::Result<mio::net::TcpListener> {
+        let domain = socket2::Domain::for_address(address);
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
+        if address.is_ipv6() {
+            // So that a wildcard address serves IPv4 peers too.
+            socket.set_only_v6(false)?;
+        }
+        if port.is_some() {
+            // A fixed port must be usable again right after a restart.
+            socket.set_reuse_address(true)?;
+        }
+        socket.set_nonblocking(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        Ok(mio::net::TcpListener::from_std(socket.into()))
+    };
+    open().map_err(|error| EngineError::Bind {
+        listener,
+        address,
+        source: error.into(),
+    })
+}
+
+fn parse(name: &str) -> Result<PeerName, EngineError> {
+    PeerName::parse(name).map_err(|source| EngineError::PeerName {
+        name: name.to_owned(),
+        source,
+    })
+}
+
+fn resolve(name: &PeerName) -> Result<Vec<SocketAddr>, EngineError> {
+    resolve_host(name.host(), name.port()).map_err(|source| EngineError::Resolve {
+        host: name.host().to_owned(),
+        source,
+    })
+}
+
+/// Resolves a host, on the calling thread.
+fn resolve_host(host: &str, port: u16) -> Result<Vec<SocketAddr>, IoFailure> {
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
+    let mut addresses: Vec<SocketAddr> = (bare, port).to_socket_addrs()?.collect();
+    addresses.truncate(ADDRESSES_MAX);
+    if addresses.is_empty() {
+        return Err(std::io::Error::from(std::io::ErrorKind::NotFound).into());
+    }
+    Ok(addresses)
+}

@@ -1,0 +1,326 @@
+//! How a TCP engine listens, what it allows, and how long it waits.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::error::EngineError;
+use crate::wire::control::PEER_FRAME_BYTES_MAX;
+use crate::wire::name::PeerName;
+
+/// Configuration of a [`TcpEngine`](super::TcpEngine). The default listens on loopback only.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct TcpConfig {
+    /// Address both listeners bind to. A wildcard address needs `advertise`.
+    pub bind: IpAddr,
+    /// Host that peers are told to dial; the bound address if `None`.
+    pub advertise: Option<String>,
+    /// Port of the control listener; any free one if `None`.
+    pub control_port: Option<u16>,
+    /// Port of the data listener; any free one if `None`.
+    pub data_port: Option<u16>,
+    /// Who may connect; everybody if empty.
+    pub allow_from: Vec<Subnet>,
+    /// Bounds of every queue and connection count.
+    pub limits: TcpLimits,
+    /// Bounds of every wait.
+    pub timeouts: TcpTimeouts,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            advertise: None,
+            control_port: None,
+            data_port: None,
+            allow_from: Vec::new(),
+            limits: TcpLimits::default(),
+            timeouts: TcpTimeouts::default(),
+        }
+    }
+}
+
+/// Bounds of queues and counts of a TCP engine.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct TcpLimits {
+    /// Data connections accepted at a time; further ones are closed at once. Default 4,096; each
+    /// needs a file descriptor of this process.
+    pub inbound_data_max: usize,
+    /// Control connections accepted at a time; further ones are closed at once. Default 256.
+    pub inbound_control_max: usize,
+    /// Data connections per opened segment, 1 to 16. Default 4.
+    pub lanes_per_peer: usize,
+    /// Tasks in one batch. Default 65,536.
+    pub batch_tasks_max: usize,
+    /// Tasks under way in the engine. Default 262,144.
+    pub tasks_open_max: usize,
+    /// Notifications kept until they are taken; older ones are dropped. Default 1,024.
+    pub notices_max: usize,
+    /// Bytes of kept notifications; older ones are dropped. Default 16 MiB.
+    pub notices_bytes_max: usize,
+    /// Bytes of our descriptor. Default 1 MiB, which is what real peers read.
+    pub descriptor_bytes_max: u64,
+    /// Bytes read and thrown away after a rejection, so that the peer gets to see it. Default
+    /// 64 MiB.
+    pub reject_drain_bytes_max: u64,
+}
+
+impl Default for TcpLimits {
+    fn default() -> Self {
+        Self {
+            inbound_data_max: 4_096,
+            inbound_control_max: 256,
+            lanes_per_peer: 4,
+            batch_tasks_max: 65_536,
+            tasks_open_max: 262_144,
+            notices_max: 1_024,
+            notices_bytes_max: 16 << 20,
+            descriptor_bytes_max: PEER_FRAME_BYTES_MAX,
+            reject_drain_bytes_max: 64 << 20,
+        }
+    }
+}
+
+/// Bounds of waits of a TCP engine. There is none between requests of a connection.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct TcpTimeouts {
+    /// For a connection to be accepted, per address. Default 5 s.
+    pub connect: Duration,
+    /// For a control reply; real peers serve one control connection at a time and may take 5 s for
+    /// each. Default 60 s.
+    pub control_reply: Duration,
+    /// Without a byte on an accepted control connection. Default 5 s.
+    pub control_idle: Duration,
+    /// For an accepted control connection as a whole. Default 300 s.
+    pub control_total: Duration,
+    /// Without a byte inside a request on a data connection, as initiator and as target. Default
+    /// 30 s.
+    pub progress: Duration,
+    /// For the status of a request that was sent in full. Default 30 s.
+    pub status: Duration,
+    /// For a rejected peer to close. Default 2 s.
+    pub reject_drain: Duration,
+    /// Between two fetches of one segment's descriptor after failures. Default 1 s.
+    pub refresh_interval: Duration,
+}
+
+impl Default for TcpTimeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(5),
+            control_reply: Duration::from_secs(60),
+            control_idle: Duration::from_secs(5),
+            control_total: Duration::from_secs(300),
+            progress: Duration::from_secs(30),
+            status: Duration::from_secs(30),
+            reject_drain: Duration::from_secs(2),
+            refresh_interval: Duration::from_secs(1),
+        }
+    }
+}
+
+impl TcpConfig {
+    /// Checks every setting and returns the host to advertise.
+    pub(super) fn check(&self) -> Result<String, EngineError> {
+        let host = match &self.advertise {
+            Some(host) => {
+                // `[::1]` and `::1` are the same host.
+                let bare = host
+                    .strip_prefix('[')
+                    .and_then(|host| host.strip_suffix(']'))
+                    .unwrap_or(host);
+                PeerName::new(bare, 1).map_err(|source| EngineError::AdvertisedHost {
+                    host: host.clone(),
+                    source,
+                })?;
+                bare.to_owned()
+            }
+            None if self.bind.is_unspecified() => {
+                return Err(EngineError::WildcardBind { bind: self.bind });
+            }
+            None => self.bind.to_string(),
+        };
+        let limits = &self.limits;
+        let counts = [
+            ("lanes_per_peer", limits.lanes_per_peer as u64, 1, 16),
+            (
+                "inbound_data_max",
+                limits.inbound_data_max as u64,
+                1,
+                1 << 20,
+            ),
+            (
+                "inbound_control_max",
+                limits.inbound_control_max as u64,
+                1,
+                1 << 16,
+            ),
+            ("batch_tasks_max", limits.batch_tasks_max as u64, 1, 1 << 24),
+            ("tasks_open_max", limits.tasks_open_max as u64, 1, 1 << 24),
+            ("notices_max", limits.notices_max as u64, 1, 1 << 20),
+            (
+                "descriptor_bytes_max",
+                limits.descriptor_bytes_max,
+                1 << 10,
+                128 << 20,
+            ),
+        ];
+        for (setting, value, min, max) in counts {
+            if !(min..=max).contains(&value) {
+                return Err(EngineError::Setting {
+                    setting,
+                    value,
+                    min,
+                    max,
+                });
+            }
+        }
+        Ok(host)
+    }
+
+    pub(super) fn allows(&self, peer: &SocketAddr) -> bool {
+        self.allow_from.is_empty() || self.allow_from.iter().any(|net| net.contains(peer.ip()))
+    }
+}
+
+/// A range of IP addresses: `10.0.0.0/8`, `::1/128`, or a single address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Subnet {
+    address: IpAddr,
+    prefix: u8,
+}
+
+/// A text that is no [`Subnet`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no address range; expected ADDRESS or ADDRESS/BITS")]
+pub struct SubnetError {
+    text: String,
+}
+
+impl Subnet {
+    /// Says whether `address` lies in the range; IPv4-mapped IPv6 addresses count as IPv4.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.address, address.to_canonical()) {
+            (IpAddr::V4(net), IpAddr::V4(address)) => {
+                let shift = 32 - u32::from(self.prefix);
+                let bits = |address: Ipv4Addr| address.to_bits().checked_shr(shift);
+                bits(net) == bits(address)
+            }
+            (IpAddr::V6(net), IpAddr::V6(address)) => {
+                let shift = 128 - u32::from(self.prefix);
+                net.to_bits().checked_shr(shift) == address.to_bits().checked_shr(shift)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl From<IpAddr> for Subnet {
+    fn from(address: IpAddr) -> Self {
+        let address = address.to_canonical();
+        Self {
+            address,
+            prefix: if address.is_ipv4() { 32 } else { 128 },
+        }
+    }
+}
+
+impl FromStr for Subnet {
+    type Err = SubnetError;
+
+    fn from_str(text: &str) -> Result<Self, SubnetError> {
+        let error = || SubnetError {
+            text: text.to_owned(),
+        };
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| error())?;
+        let widest = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = match prefix {
+            Some(prefix) => prefix.parse().map_err(|_| error())?,
+            None => widest,
+        };
+        if prefix > widest {
+            return Err(error());
+        }
+        Ok(Self { address, prefix })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wildcard_needs_an_advertised_host() {
+        let mut config = TcpConfig {
+            bind: "0.0.0.0".parse().unwrap(),
+            ..TcpConfig::default()
+        };
+        assert_eq!(
+            config.check(),
+            Err(EngineError::WildcardBind { bind: config.bind })
+        );
+        config.advertise = Some("worker-1".into());
+        assert_eq!(config.check(), Ok("worker-1".into()));
+        config.advertise = Some("[::1]".into());
+        assert_eq!(config.check(), Ok("::1".into()));
+        for bad in ["", "a b", "a/b"] {
+            config.advertise = Some(bad.into());
+            assert!(
+                matches!(config.check(), Err(EngineError::AdvertisedHost { .. })),
+                "{bad:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_default_is_loopback() {
+        assert_eq!(TcpConfig::default().check(), Ok("127.0.0.1".into()));
+    }
+
+    #[test]
+    fn settings_outside_their_range_are_named() {
+        let mut config = TcpConfig::default();
+        config.limits.lanes_per_peer = 17;
+        assert_eq!(
+            config.check(),
+            Err(EngineError::Setting {
+                setting: "lanes_per_peer",
+                value: 17,
+                min: 1,
+                max: 16
+            })
+        );
+    }
+
+    #[test]
+    fn subnets_contain_what_their_prefix_says() {
+        let check = |net: &str, address: &str, expected: bool| {
+            let net: Subnet = net.parse().unwrap();
+            assert_eq!(
+                net.contains(address.parse().unwrap()),
+                expected,
+                "{net:?} {address}"
+            );
+        };
+        check("10.0.0.0/8", "10.255.0.1", true);
+        check("10.0.0.0/8", "11.0.0.1", false);
+        check("10.0.0.0/8", "::ffff:10.1.1.1", true);
+        check("0.0.0.0/0", "1.2.3.4", true);
+        check("0.0.0.0/0", "::1", false);
+        check("127.0.0.1", "127.0.0.1", true);
+        check("127.0.0.1", "127.0.0.2", false);
+        check("fe80::/10", "fe80::1", true);
+        check("::/0", "::1", true);
+        for bad in ["", "10.0.0.0/33", "x/8", "10.0.0.0/", "::1/129"] {
+            assert!(bad.parse::<Subnet>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Data connections that peers opened.
+
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use slab_memory::BounceDirection;
+
+use super::{Connection, Flow, Reactor, Role, Turn, receive, send};
+use crate::tcp::local::{LocalSide, Moved};
+use crate::tcp::registry::RegistrationId;
+use crate::tcp::target::{Patience, Target, Want};
+use crate::wire::data::{HEADER_LEN, Header, Op};
+
+/// A target machine and the memory its request touches.
+pub(super) struct Inbound {
+    machine: Target,
+    /// Memory of the request under way. Holding it keeps it mapped.
+    local: Option<(RegistrationId, LocalSide)>,
+    patience: Patience,
+}
+
+impl Inbound {
+    pub(super) fn new(drain_bytes_max: u64) -> Self {
+        Self {
+            machine: Target::new(drain_bytes_max),
+            local: None,
+            patience: Patience::Unlimited,
+        }
+    }
+
+    /// Says whether a request under way touches the registration.
+    pub(super) fn touches(&self, registration: RegistrationId) -> bool {
+        self.local
+            .as_ref()
+            .is_some_and(|(id, _)| *id == registration)
+    }
+}
+
+impl Reactor {
+    pub(super) fn drive_inbound(&mut self, connection: &mut Connection) -> Flow {
+        let mut turn = Turn::new();
+        let mut progressed = false;
+        let flow = loop {
+            if turn.is_over() {
+                break Flow::Again;
+            }
+            match self.step_inbound(connection) {
+                Stepped::Moved(bytes) => {
+                    progressed |= bytes > 0;
+                    turn.spend(bytes);
+                }
+                Stepped::Wait(flow) => break flow,
+            }
+        };
+        let timeouts = &self.shared.config.timeouts;
+        let Role::Inbound(inbound) = &mut connection.role else {
+            return Flow::Close;
+        };
+        let patience = inbound.machine.patience();
+        let changed = patience != inbound.patience;
+        inbound.patience = patience;
+        match patience {
+            Patience::Unlimited => connection.deadline.set(None),
+            Patience::Progress if progressed || changed => {
+                connection
+                    .deadline
+                    .set(Some(Instant::now() + timeouts.progress));
+            }
+            Patience::Drain if changed => {
+                connection
+                    .deadline
+                    .set(Some(Instant::now() + timeouts.reject_drain));
+            }
+            Patience::Progress | Patience::Drain => {}
+        }
+        flow
+    }
+
+    fn step_inbound(&mut self, connection: &mut Connection) -> Stepped {
+        let Role::Inbound(Inbound { machine, local, .. }) = &mut connection.role else {
+            return Stepped::Wait(Flow::Close);
+        };
+        match machine.want() {
+            Want::Header(max) => {
+                if !connection.readable {
+                    return Stepped::Wait(Flow::Keep);
+                }
+                let mut bytes = [0; HEADER_LEN];
+                let received = receive(connection, &mut bytes[..max]);
+                with_machine(connection, |machine| match received {
+                    Ok(None) => Stepped::Wait(Flow::Keep),
+                    Ok(Some(0)) | Err(_) => Stepped::Wait(Flow::Close),
+                    Ok(Some(count)) => {
+                        machine.handle_header(&bytes[..count]);
+                        Stepped::Moved(count)
+                    }
+                })
+            }
+            Want::Decide(header) => {
+                *local = self.admit_request(&header);
+                if local.is_some() {
+                    machine.admit();
+                } else {
+                    machine.reject();
+                }
+                Stepped::Moved(0)
+            }
+            Want::Payload(_) => {
+                if !connection.readable {
+                    return Stepped::Wait(Flow::Keep);
+                }
+                let Some((_, local)) = local else {
+                    return Stepped::Wait(Flow::Close);
+                };
+                match local.receive(connection.stream.as_fd(), &mut []) {
+                    Moved::Bytes(0) | Moved::Io(_) | Moved::Memory(_) => Stepped::Wait(Flow::Close),
+                    Moved::Bytes(count) => {
+                        machine.handle_payload(count as u64);
+                        Stepped::Moved(count)
+                    }
+                    Moved::WouldBlock => {
+                        connection.readable = false;
+                        Stepped::Wait(Flow::Keep)
+                    }
+                    Moved::Busy => Stepped::Wait(Flow::Pause),
+                }
+            }
+            Want::Settle => {
+                let in_place = match local {
+                    Some((_, local)) => local.poll_in_place(),
+                    None => Ok(true),
+                };
+                match in_place {
+                    Ok(true) => {
+                        *local = None;
+                        machine.handle_in_place();
+                        Stepped::Moved(0)
+                    }
+                    Ok(false) => Stepped::Wait(Flow::Pause),
+                    Err(_) => Stepped::Wait(Flow::Close),
+                }
+            }
+            Want::Send(head, payload) => {
+                if !connection.writable {
+                    return Stepped::Wait(Flow::Keep);
+                }
+                let moved = match local {
+                    Some((_, local)) if payload > 0 => local.send(connection.stream.as_fd(), head),
+                    _ => {
+                        // At most one status frame; copied so that the connection is free.
+                        let mut frame = [0; crate::wire::data::STATUS_LEN];
+                        let frame = &mut frame[..head.len()];
+                        frame.copy_from_slice(head);
+                        match send(connection, frame) {
+                            Ok(Some(count)) => Moved::Bytes(count),
+                            Ok(None) => Moved::WouldBlock,
+                            Err(error) => Moved::Io(error),
+                        }
+                    }
+                };
+                match moved {
+                    Moved::Bytes(count) => {
+                        let Role::Inbound(inbound) = &mut connection.role else {
+                            return Stepped::Wait(Flow::Close);
+                        };
+                        inbound.machine.handle_sent(count as u64);
+                        if inbound.machine.is_between_requests() {
+                            inbound.local = None;
+                        }
+                        Stepped::Moved(count)
+                    }
+                    Moved::WouldBlock => {
+                        connection.writable = false;
+                        Stepped::Wait(Flow::Keep)
+                    }
+                    Moved::Busy => Stepped::Wait(Flow::Pause),
+                    Moved::Io(_) | Moved::Memory(_) => Stepped::Wait(Flow::Close),
+                }
+            }
+            Want::Drain(max) => {
+                // Repeating it is harmless; a peer that is gone ends the connection below.
+                let _ = connection.stream.shutdown(Shutdown::Write);
+                if !connection.readable {
+                    return Stepped::Wait(Flow::Keep);
+                }
+                let max = usize::try_from(max)
+                    .unwrap_or(usize::MAX)
+                    .min(self.scratch.len());
+                let received = receive(connection, &mut self.scratch[..max]);
+                with_machine(connection, |machine| match received {
+                    Ok(None) => Stepped::Wait(Flow::Keep),
+                    Ok(Some(0)) | Err(_) => Stepped::Wait(Flow::Close),
+                    Ok(Some(count)) => {
+                        machine.handle_drained(count as u64);
+                        Stepped::Moved(count)
+                    }
+                })
+            }
+            Want::Close => Stepped::Wait(Flow::Close),
+        }
+    }
+
+    /// Looks the range of a request up among what is registered now.
+    fn admit_request(&self, header: &Header) -> Option<(RegistrationId, LocalSide)> {
+        let admitted = self.shared.registry().admit(header)?;
+        let direction = match header.op {
+            Op::Read => BounceDirection::Out,
+            Op::Write => BounceDirection::In,
+        };
+        let local = LocalSide::new(admitted.memory, admitted.range, direction).ok()?;
+        Some((admitted.id, local))
+    }
+}
+
+/// What one step of a connection came to.
+enum Stepped {
+    /// It went on, and moved this many bytes.
+    Moved(usize),
+    /// There is nothing to do for now.
+    Wait(Flow),
+}
+
+fn with_machine(connection: &mut Connection, step: impl FnOnce(&mut Target) -> Stepped) -> Stepped {
+    match &mut connection.role {
+        Role::Inbound(inbound) => step(&mut inbound.machine),
+        _ => Stepped::Wait(Flow::Close),
+    }
+}
