@@ -758,24 +758,38 @@ fn a_server_that_starts_late_is_reached_by_the_waiting_request() {
 }
 
 /// A peer that receives one request and does with it what it is told.
-fn fake_peer(behave: impl FnOnce(zmq::Socket) + Send + 'static) -> ControlAddress {
+///
+/// It keeps its connection until the guard is dropped, unless it is told to drop it.
+fn fake_peer(
+    behave: impl FnOnce(zmq::Socket) -> Option<zmq::Socket> + Send + 'static,
+) -> (ControlAddress, std::sync::mpsc::Sender<()>) {
     let context = zmq::Context::new();
     let socket = context.socket(zmq::REP).unwrap();
-    socket.set_linger(1000).unwrap();
+    socket.set_linger(0).unwrap();
     socket.bind("tcp://127.0.0.1:*").unwrap();
     let endpoint = socket.get_last_endpoint().unwrap().unwrap();
+    let (guard, guarded) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         socket.recv_multipart(0).unwrap();
-        behave(socket);
+        let kept = behave(socket);
+        let _ended = guarded.recv();
+        drop(kept);
     });
-    ControlAddress::parse(&endpoint).unwrap()
+    (ControlAddress::parse(&endpoint).unwrap(), guard)
 }
 
-// row: C2.1
+/// A peer that answers one request with these frames.
+fn answering(frames: &'static [&'static str]) -> (ControlAddress, std::sync::mpsc::Sender<()>) {
+    fake_peer(move |socket| {
+        socket.send_multipart(frames, 0).unwrap();
+        Some(socket)
+    })
+}
+
 #[test]
 fn a_server_that_never_replies_times_out_and_the_next_request_uses_another_socket() {
     let (send, receive) = std::sync::mpsc::channel();
-    let address = fake_peer(move |socket| {
+    let (address, _guard) = fake_peer(move |socket| {
         // The late reply to the first request, which nobody waits for any more.
         receive.recv().unwrap();
         socket
@@ -785,6 +799,7 @@ fn a_server_that_never_replies_times_out_and_the_next_request_uses_another_socke
         socket
             .send(r#"{"ok": true, "result": {"ports": [2]}}"#, 0)
             .unwrap();
+        Some(socket)
     });
     let mut client = client(address);
     client.set_timeout(Duration::from_millis(200));
@@ -807,7 +822,10 @@ fn a_server_that_never_replies_times_out_and_the_next_request_uses_another_socke
 
 #[test]
 fn a_server_that_goes_away_is_noticed_before_the_timeout() {
-    let address = fake_peer(drop);
+    let (address, _guard) = fake_peer(|socket| {
+        drop(socket);
+        None
+    });
     let mut client = client(address);
     client.set_timeout(Duration::from_secs(60));
     let started = Instant::now();
@@ -819,31 +837,28 @@ fn a_server_that_goes_away_is_noticed_before_the_timeout() {
 
 #[test]
 fn replies_that_fit_no_operation_are_typed_errors() {
-    for reply in [
-        "",
-        "{",
-        "[]",
-        r#"{"ok": true}"#,
-        r#"{"ok": true, "result": {"ports": []}}"#,
-        r#"{"ok": true, "result": {"ports": [0]}}"#,
-    ] {
-        let address = fake_peer(move |socket| socket.send(reply, 0).unwrap());
+    let replies: [&'static [&'static str]; 7] = [
+        &[""],
+        &["{"],
+        &["[]"],
+        &[r#"{"ok": true}"#],
+        &[r#"{"ok": true, "result": {"ports": []}}"#],
+        &[r#"{"ok": true, "result": {"ports": [0]}}"#],
+        &[r#"{"ok": true, "result": {"ports": [1]}}"#, "{}"],
+    ];
+    for frames in replies {
+        let (address, _guard) = answering(frames);
         let error = client(address).peers().unwrap_err();
         assert!(
             matches!(error, ClientError::BadReply { .. }),
-            "{reply}: {error}"
+            "{frames:?}: {error}"
         );
     }
-    let address = fake_peer(|socket| socket.send_multipart(["{}", "{}"], 0).unwrap());
-    let error = client(address).peers().unwrap_err();
-    assert!(matches!(error, ClientError::BadReply { .. }), "{error}");
 }
 
 #[test]
 fn an_error_reply_without_code_is_a_refusal_without_code() {
-    let address = fake_peer(|socket| {
-        socket.send(r#"{"ok": false, "error": "boom"}"#, 0).unwrap();
-    });
+    let (address, _guard) = answering(&[r#"{"ok": false, "error": "boom"}"#]);
     let error = client(address).peers().unwrap_err();
     let ClientError::Refused(refusal) = &error else {
         panic!("{error}");

@@ -263,8 +263,9 @@ impl<S: Sockets> Service<S> {
             Ok(Received::Nothing) => true,
             Ok(Received::Request { frame, frame_count }) => {
                 let answer = self.dispatcher.answer(&frame, frame_count);
-                let sent = self.sockets.reply(&answer.reply);
+                // Counted first: a client that has its reply finds itself counted.
                 self.counters.requests.fetch_add(1, Ordering::Relaxed);
+                let sent = self.sockets.reply(&answer.reply);
                 self.queue(answer.events);
                 self.survive(sent)
             }

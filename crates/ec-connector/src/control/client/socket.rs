@@ -104,7 +104,8 @@ impl Exchange {
                 Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => {}
                 Err(error) => return Err(self.failed(error)),
             }
-            // A reply that arrived just before the end was read above.
+            // A reply that was waiting here when the connection ended was read above. One that was
+            // still in the library's hands is lost with the connection.
             if ended {
                 return Err(ClientError::Disconnected {
                     address: self.address.clone(),
