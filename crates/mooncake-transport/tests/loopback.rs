@@ -1,4 +1,5 @@
 //! Two engines in one process move bytes to each other.
+#![cfg(feature = "tcp")]
 
 mod support;
 

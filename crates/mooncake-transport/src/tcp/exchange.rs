@@ -106,6 +106,11 @@ impl Exchange {
         self.broken.is_some()
     }
 
+    /// Says whether the peer has sent anything.
+    pub(super) fn has_heard(&self) -> bool {
+        self.status_have > 0
+    }
+
     pub(super) fn outcome(&self) -> Option<&Outcome> {
         self.outcome.as_ref()
     }

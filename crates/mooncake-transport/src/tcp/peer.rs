@@ -170,7 +170,10 @@ pub(super) struct PeerQueue<J> {
     rounds: u32,
     /// Counts the endpoints this peer has had.
     pub(super) epoch: u32,
+    /// When a byte last moved on any lane.
     progress_at: Instant,
+    /// Requests that ran out of time since the peer last sent a byte.
+    stalls: usize,
 }
 
 struct IdleLane {
@@ -197,6 +200,7 @@ impl<J> PeerQueue<J> {
             rounds: 0,
             epoch: 0,
             progress_at: now,
+            stalls: 0,
         }
     }
 
@@ -341,17 +345,28 @@ impl<J> PeerQueue<J> {
         self.pending.take().map(|reason| (reason, self.drain()))
     }
 
-    pub(super) fn note_progress(&mut self, now: Instant) {
+    /// Bytes have moved on a lane; `heard` if some came from the peer.
+    pub(super) fn note_progress(&mut self, now: Instant, heard: bool) {
         self.progress_at = now;
+        if heard {
+            self.stalls = 0;
+        }
     }
 
-    /// A request ran out of time. If no lane of the peer has moved a byte for that long, the jobs
-    /// behind it will fare no better: returns them.
+    /// A request ran out of time after `timeout`. If the peer as a whole stands still, the jobs
+    /// behind the request will fare no better, one deadline after the other: returns them.
+    ///
+    /// It stands still if no lane has moved a byte for a while, or if that many requests ran out of
+    /// time without a word from it: what a new connection sends may only have filled the kernel's
+    /// buffers.
     pub(super) fn handle_stalled(&mut self, timeout: Duration, now: Instant) -> Vec<J> {
-        if now.duration_since(self.progress_at) < timeout {
-            return Vec::new();
+        self.stalls += 1;
+        let still = now.duration_since(self.progress_at) >= timeout / 2;
+        if still || self.stalls >= self.lanes_max {
+            self.drain()
+        } else {
+            Vec::new()
         }
-        self.drain()
     }
 
     pub(super) fn drain(&mut self) -> Vec<J> {
@@ -542,15 +557,27 @@ mod tests {
     }
 
     #[test]
-    fn jobs_behind_a_stalled_peer_fail_with_it_and_not_one_by_one() {
+    fn jobs_behind_a_peer_that_stands_still_fail_with_it_and_not_one_by_one() {
         let timeout = Duration::from_secs(30);
         let mut f = fixture(1, 3);
         f.connect();
-        f.queue.note_progress(f.now);
-        let later = f.now + timeout;
-        f.queue.note_progress(f.now + Duration::from_secs(5));
-        assert!(f.queue.handle_stalled(timeout, later).is_empty());
-        f.queue.note_progress(f.now);
-        assert_eq!(f.queue.handle_stalled(timeout, later), [1, 2]);
+        f.queue
+            .note_progress(f.now + Duration::from_secs(14), false);
+        assert_eq!(f.queue.handle_stalled(timeout, f.now + timeout), [1, 2]);
+    }
+
+    #[test]
+    fn jobs_behind_a_stalled_lane_wait_while_others_move() {
+        let timeout = Duration::from_secs(30);
+        let mut f = fixture(2, 3);
+        f.queue
+            .note_progress(f.now + Duration::from_secs(20), false);
+        assert!(f.queue.handle_stalled(timeout, f.now + timeout).is_empty());
+        // A word from the peer starts the count again.
+        f.queue.note_progress(f.now + timeout, true);
+        assert!(f.queue.handle_stalled(timeout, f.now + timeout).is_empty());
+        // Without one, what new lanes have sent counts for nothing.
+        f.queue.note_progress(f.now + timeout, false);
+        assert_eq!(f.queue.handle_stalled(timeout, f.now + timeout), [0, 1, 2]);
     }
 }

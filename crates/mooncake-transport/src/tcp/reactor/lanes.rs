@@ -502,7 +502,7 @@ impl Reactor {
             return;
         };
         if let Some(entry) = self.peers.get_mut(&lane.peer) {
-            entry.queue.note_progress(now);
+            entry.queue.note_progress(now, running.exchange.has_heard());
         }
         let timeouts = &self.shared.config.timeouts;
         let timeout = if running.exchange.is_broken() {
@@ -530,7 +530,7 @@ impl Reactor {
         if outcome.reusable {
             lane.served += 1;
             if let Some(entry) = self.peers.get_mut(&lane.peer) {
-                entry.queue.note_progress(now);
+                entry.queue.note_progress(now, true);
             }
             job.finish(outcome.remote);
             return self.lane_free(key, connection);
