@@ -1,5 +1,6 @@
 //! One file per command: its arguments and `run`.
 
+pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod ci;
 pub(crate) mod coverage;

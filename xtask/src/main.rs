@@ -42,6 +42,7 @@ enum Command {
     Licences(cmd::licences::Args),
     Package(cmd::package::Args),
     Fixture(cmd::fixture::Args),
+    Bench(cmd::bench::Args),
     Ci(cmd::ci::Args),
 }
 
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Command::Licences(args) => args.run(&runner),
         Command::Package(args) => args.run(&runner),
         Command::Fixture(args) => args.run(&runner),
+        Command::Bench(args) => args.run(&runner),
         Command::Ci(args) => args.run(&runner),
     });
     match result {
