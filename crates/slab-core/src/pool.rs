@@ -15,41 +15,26 @@
 mod claim;
 mod config;
 mod plan;
+mod reserve;
 mod stats;
+mod view;
 
 use core::borrow::Borrow;
-use core::fmt;
 use core::hash::{BuildHasher, Hash};
 
 use crate::error::{Error, Refused};
 use crate::evict::{Evict, Lru};
 use crate::fence::{Fence, Marks, Standing, TimelineId, Timelines};
 use crate::free_list::{FreeList, FreeListConfig, Tag};
-use crate::id::PoolId;
-use crate::placement::Placement;
 use crate::region::Allocation;
 use crate::resident::{Entry, Lease, Reclaimed, Residents};
 use crate::slots::{NIL, Slots};
-use plan::Window;
 use stats::SizeClasses;
 
 pub use claim::Claim;
 pub use config::PoolConfig;
+pub use reserve::Reserve;
 pub use stats::{PoolStats, RunState, RunView, SizeClassStats};
-
-/// Answer of [`Pool::reserve`].
-#[must_use = "an allocation or claim in the answer would leak"]
-#[derive(Debug, PartialEq, Eq)]
-pub enum Reserve {
-    /// The bytes, ready to be written.
-    Ready(Allocation),
-    /// The bytes are on their way: poll the claim after the next `handle_reached`.
-    Later(Claim),
-    /// Not now: what would have to give way is leased, owned or withheld. Nothing was evicted.
-    Full,
-    /// Never: the request exceeds the usable capacity. Nothing was evicted.
-    TooLarge,
-}
 
 // The type is written once for both cases of the default hasher: a default that names a type of `std`
 // exists only with the feature.
@@ -99,17 +84,6 @@ define_pool!(= std::hash::RandomState);
 #[cfg(not(feature = "std"))]
 define_pool!();
 
-/// A window after its residents were evicted: free and waiting runs only.
-#[derive(Clone, Copy, Debug)]
-struct Cleared {
-    /// The runs that contain the window's first and last granule.
-    first: u32,
-    last: u32,
-    /// The window's granules.
-    start: u64,
-    end: u64,
-}
-
 #[cfg(feature = "std")]
 impl<K: Eq + Hash, M> Pool<K, M, std::hash::RandomState> {
     /// Makes a pool of a slab that is entirely free, with the standard library's hasher.
@@ -150,41 +124,6 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
             classes: SizeClasses::new(),
             too_large: 0,
         })
-    }
-
-    /// Asks for `len` bytes, evicting idle residents if that, and nothing less, makes room.
-    ///
-    /// Bytes that already wait for a fence count as on their way: if they make room, the answer is a
-    /// claim and nothing is evicted. Zero bytes are always ready and own nothing.
-    ///
-    /// # Complexity
-    /// O(log runs) when a free run fits. Otherwise O(runs of the windows tried), a bounded number of
-    /// them; only if none fits is the whole map looked at once. A size that was refused is refused again
-    /// in O(1) until something becomes free or evictable.
-    pub fn reserve(&mut self, len: u64) -> Reserve {
-        if len == 0 {
-            return Reserve::Ready(Allocation::empty(self.list.id()));
-        }
-        let need = self.list.granules_of(len);
-        if need > self.list.total() {
-            self.too_large += 1;
-            return Reserve::TooLarge;
-        }
-        if let Ok(Some(run)) = self.list.take(need) {
-            return Reserve::Ready(self.list.token(run, len));
-        }
-        let claimable = self.claims.len() < self.claims_max;
-        if let Some(window) = self.plan_remembering(need, claimable) {
-            let cleared = self.clear(window);
-            if window.cost.is_pending() {
-                return self.claim(cleared, len, need);
-            }
-            if let Ok(run) = self.list.take_from(cleared.first, need) {
-                return Reserve::Ready(self.list.token(run, len));
-            }
-        }
-        self.classes.count_refusal(len);
-        Reserve::Full
     }
 
     /// Makes the bytes of an allocation the resident of `key`, leased to the caller.
@@ -441,172 +380,9 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
         self.residents.drain_reclaimed()
     }
 
-    /// Whether `key` is resident. O(1) expected; does not count as use.
-    #[must_use]
-    pub fn is_resident<Q>(&self, key: &Q) -> bool
-    where
-        K: Borrow<Q>,
-        Q: Eq + Hash + ?Sized,
-    {
-        self.residents.find(key).is_some()
-    }
-
-    /// Metadata of the resident of `key`. O(1) expected; does not count as use.
-    #[must_use]
-    pub fn meta<Q>(&self, key: &Q) -> Option<&M>
-    where
-        K: Borrow<Q>,
-        Q: Eq + Hash + ?Sized,
-    {
-        let entry = self.residents.find(key)?;
-        Some(&self.residents.entries[entry].meta)
-    }
-
-    /// Leases on the resident of `key`. O(1) expected.
-    #[must_use]
-    pub fn lease_count<Q>(&self, key: &Q) -> Option<u64>
-    where
-        K: Borrow<Q>,
-        Q: Eq + Hash + ?Sized,
-    {
-        let entry = self.residents.find(key)?;
-        Some(self.residents.entries[entry].leases)
-    }
-
-    /// Metadata of what a lease holds, which its key need not be bound to any more. `None` if another
-    /// pool made the lease. O(1).
-    #[must_use]
-    pub fn lease_meta(&self, lease: &Lease) -> Option<&M> {
-        self.check_lease(lease).ok()?;
-        Some(&self.residents.entries[lease.entry].meta)
-    }
-
-    /// Keys that are resident with their metadata and leases, in no order. O(1) a step.
-    pub fn residents(&self) -> impl Iterator<Item = (&K, &M, u64)> + '_ {
-        self.residents
-            .iter()
-            .map(|entry| (&entry.key, &entry.meta, entry.leases))
-    }
-
-    /// Counts and bytes of this moment. O(1).
-    #[must_use]
-    pub fn stats(&self) -> PoolStats {
-        let residents = self.residents.count() as u64;
-        let mut stats = PoolStats {
-            capacity: self.list.capacity(),
-            usable: self.list.usable(),
-            free: self.list.bytes(Tag::Free),
-            owned: self.list.bytes(Tag::Caller),
-            resident_leased: self.list.bytes(Tag::Leased),
-            resident_idle: self.list.bytes(Tag::Idle),
-            waiting: self.list.bytes(Tag::Waiting),
-            claimed: self.list.bytes(Tag::Claimed),
-            quarantined: self.list.bytes(Tag::Quarantined),
-            largest_free: self.list.largest_free(),
-            residents,
-            displaced: u64::from(self.residents.entries.len()) - residents,
-            leases: self.leases,
-            claims: u64::from(self.claims.len()),
-            runs: u64::from(self.list.run_count()),
-            evictions: 0,
-            evicted_bytes: 0,
-            refusals: 0,
-            too_large: self.too_large,
-        };
-        self.classes.sum_into(&mut stats);
-        stats
-    }
-
-    /// Evictions and refusals by power of two of the length, for classes in which any happened.
-    pub fn size_classes(&self) -> impl Iterator<Item = SizeClassStats> + '_ {
-        self.classes.iter()
-    }
-
-    /// The slab map in address order. O(1) a step.
-    pub fn runs(&self) -> impl Iterator<Item = RunView> + '_ {
-        self.list.slots().map(|slot| {
-            let node = self.list.node(slot);
-            let state = match node.tag {
-                Tag::Leased | Tag::Idle => RunState::Resident {
-                    leases: self.residents.entries[node.owner].leases,
-                },
-                Tag::Waiting => RunState::Waiting,
-                Tag::Claimed => RunState::Claimed,
-                Tag::Quarantined => RunState::Quarantined,
-                Tag::Caller => RunState::Caller,
-                // Vacant nodes are in no chain.
-                Tag::Free | Tag::Vacant => RunState::Free,
-            };
-            RunView {
-                region: self.list.region(slot),
-                state,
-            }
-        })
-    }
-
-    /// The id its tokens carry.
-    #[must_use]
-    pub const fn id(&self) -> PoolId {
-        self.list.id()
-    }
-
-    /// Granule in bytes.
-    #[must_use]
-    pub const fn alignment(&self) -> u64 {
-        self.list.alignment()
-    }
-
-    /// Where regions go.
-    #[must_use]
-    pub const fn placement(&self) -> Placement {
-        self.list.placement()
-    }
-
-    /// Plans, and remembers a refusal until something becomes free or evictable.
-    fn plan_remembering(&mut self, need: u64, claimable: bool) -> Option<Window> {
-        // A window may need two more runs than it replaces, one at each end.
-        if need >= self.refused_min || !self.list.has_room(2) {
-            return None;
-        }
-        let window = self.plan(need, claimable);
-        if window.is_none() && claimable {
-            self.refused_min = need;
-        }
-        window
-    }
-
     /// Something became free, evictable or waiting: refusals must be thought over.
     const fn note_gain(&mut self) {
         self.refused_min = u64::MAX;
-    }
-
-    /// Evicts exactly the residents of a window.
-    fn clear(&mut self, window: Window) -> Cleared {
-        let start = self.list.node(window.first).start;
-        let last = self.list.node(window.last);
-        let end = last.start + last.len;
-        let mut first = NIL;
-        let mut slot = window.first;
-        loop {
-            let node = self.list.node(slot);
-            if node.tag == Tag::Idle {
-                // Merging keeps the lower of two free runs, so `first` stays what it is.
-                slot = self.evict_entry(node.owner);
-            }
-            if first == NIL {
-                first = slot;
-            }
-            let node = self.list.node(slot);
-            if node.start + node.len >= end {
-                return Cleared {
-                    first,
-                    last: slot,
-                    start,
-                    end,
-                };
-            }
-            slot = node.next;
-        }
     }
 
     /// Evicts an idle resident. Returns the slot of the run its bytes are part of now.
@@ -727,23 +503,5 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
             }
             _ => Err(Error::UnknownToken { pool }),
         }
-    }
-}
-
-impl fmt::Display for PoolStats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} of {} bytes free (largest run {}), {} owned, {} leased, {} idle, {} waiting, {} claimed, {} quarantined",
-            self.free,
-            self.usable,
-            self.largest_free,
-            self.owned,
-            self.resident_leased,
-            self.resident_idle,
-            self.waiting,
-            self.claimed,
-            self.quarantined,
-        )
     }
 }

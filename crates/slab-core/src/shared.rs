@@ -22,13 +22,19 @@ use crate::id::PoolId;
 use crate::pool::Pool;
 use crate::region::Allocation;
 use crate::resident::Lease;
-use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError};
+use crate::sync::{
+    Arc, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError, thread_mark,
+};
 
 pub use guard::{AllocationGuard, LeaseGuard};
 
 /// A [`Pool`] and the caller's state `X` behind one lock. Cloning gives another handle to the same.
 ///
 /// Under the lock belongs bounded work only: no I/O, no engine call, no hashing of bytes.
+///
+/// The state should hold raw tokens, not guards: a guard keeps the pool alive, so a state that owns guards
+/// of its own pool is never dropped. Guards of one pool dropped inside the lock of another take both locks,
+/// so do that in one order only.
 ///
 /// ```
 /// use slab_core::{Pool, PoolConfig, PoolId, Reserve, SharedPool};
@@ -400,12 +406,4 @@ impl<K: Eq + Hash, M, X, S: BuildHasher> Drop for Held<'_, K, M, X, S> {
             self.home.changed.notify_all();
         }
     }
-}
-
-/// A number that no other living thread has, and that is not 0: the address of a thread-local.
-fn thread_mark() -> usize {
-    std::thread_local! {
-        static MARK: u8 = const { 0 };
-    }
-    MARK.with(|mark| core::ptr::from_ref(mark).addr())
 }

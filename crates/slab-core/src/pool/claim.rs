@@ -3,7 +3,8 @@
 use core::fmt;
 use core::hash::{BuildHasher, Hash};
 
-use super::{Cleared, Pool, Reserve};
+use super::Pool;
+use super::reserve::{Cleared, Reserve};
 use crate::error::{Error, Refused};
 use crate::free_list::Tag;
 use crate::id::PoolId;

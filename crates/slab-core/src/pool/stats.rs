@@ -1,5 +1,7 @@
 //! What a pool reports about itself.
 
+use core::fmt;
+
 use crate::region::Region;
 
 /// Counts and bytes of one moment. All bytes are multiples of the alignment unless said otherwise.
@@ -46,6 +48,24 @@ pub struct PoolStats {
     pub refusals: u64,
     /// Reserves answered [`Reserve::TooLarge`](crate::Reserve::TooLarge) since the pool was made.
     pub too_large: u64,
+}
+
+impl fmt::Display for PoolStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} bytes free (largest run {}), {} owned, {} leased, {} idle, {} waiting, {} claimed, {} quarantined",
+            self.free,
+            self.usable,
+            self.largest_free,
+            self.owned,
+            self.resident_leased,
+            self.resident_idle,
+            self.waiting,
+            self.claimed,
+            self.quarantined,
+        )
+    }
 }
 
 /// One run of the slab map.

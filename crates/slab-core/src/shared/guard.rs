@@ -1,6 +1,5 @@
 //! Tokens outside the lock: dropping one gives it back.
 
-use alloc::sync::Arc as StdArc;
 use core::fmt;
 
 use super::{GiveBack, TakeBack, Token};
@@ -8,19 +7,20 @@ use crate::error::Refused;
 use crate::fence::Fence;
 use crate::region::{Allocation, Region};
 use crate::resident::Lease;
+use crate::sync::Arc;
 
 /// A [`Lease`] outside the lock. Dropping it releases it, with no fence.
 ///
 /// It may be dropped anywhere, inside the lock of its pool too: it never locks twice and never panics.
 #[must_use = "dropping the guard releases the lease at once"]
 pub struct LeaseGuard {
-    home: StdArc<dyn TakeBack>,
+    home: Arc<dyn TakeBack>,
     /// Empty only while a consuming method runs.
     lease: Option<Lease>,
 }
 
 impl LeaseGuard {
-    pub(super) fn new(home: StdArc<dyn TakeBack>, lease: Lease) -> Self {
+    pub(super) fn new(home: Arc<dyn TakeBack>, lease: Lease) -> Self {
         Self {
             home,
             lease: Some(lease),
@@ -101,13 +101,13 @@ impl fmt::Debug for LeaseGuard {
 /// It may be dropped anywhere, inside the lock of its pool too: it never locks twice and never panics.
 #[must_use = "dropping the guard frees the bytes at once"]
 pub struct AllocationGuard {
-    home: StdArc<dyn TakeBack>,
+    home: Arc<dyn TakeBack>,
     /// Empty only while a consuming method runs.
     allocation: Option<Allocation>,
 }
 
 impl AllocationGuard {
-    pub(super) fn new(home: StdArc<dyn TakeBack>, allocation: Allocation) -> Self {
+    pub(super) fn new(home: Arc<dyn TakeBack>, allocation: Allocation) -> Self {
         Self {
             home,
             allocation: Some(allocation),

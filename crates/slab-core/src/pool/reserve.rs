@@ -1,0 +1,113 @@
+//! Asking for bytes: what is free, what can be made free, what is on its way.
+
+use core::hash::{BuildHasher, Hash};
+
+use super::plan::Window;
+use super::{Claim, Pool};
+use crate::free_list::Tag;
+use crate::region::Allocation;
+use crate::slots::NIL;
+
+/// Answer of [`Pool::reserve`].
+#[must_use = "an allocation or claim in the answer would leak"]
+#[derive(Debug, PartialEq, Eq)]
+pub enum Reserve {
+    /// The bytes, ready to be written.
+    Ready(Allocation),
+    /// The bytes are on their way: poll the claim after the next `handle_reached`.
+    Later(Claim),
+    /// Not now: what would have to give way is leased, owned or withheld. Nothing was evicted.
+    Full,
+    /// Never: the request exceeds the usable capacity. Nothing was evicted.
+    TooLarge,
+}
+
+/// A window after its residents were evicted: free and waiting runs only.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cleared {
+    /// The runs that contain the window's first and last granule.
+    pub(super) first: u32,
+    pub(super) last: u32,
+    /// The window's granules.
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
+    /// Asks for `len` bytes, evicting idle residents if that, and nothing less, makes room.
+    ///
+    /// Bytes that already wait for a fence count as on their way: if they make room, the answer is a
+    /// claim and nothing is evicted. Zero bytes are always ready and own nothing.
+    ///
+    /// # Complexity
+    /// O(log runs) when a free run fits. Otherwise O(runs of the windows tried), a bounded number of
+    /// them; only if none fits is the whole map looked at once. A size that was refused is refused again
+    /// in O(1) until something becomes free or evictable.
+    pub fn reserve(&mut self, len: u64) -> Reserve {
+        if len == 0 {
+            return Reserve::Ready(Allocation::empty(self.list.id()));
+        }
+        let need = self.list.granules_of(len);
+        if need > self.list.total() {
+            self.too_large += 1;
+            return Reserve::TooLarge;
+        }
+        if let Ok(Some(run)) = self.list.take(need) {
+            return Reserve::Ready(self.list.token(run, len));
+        }
+        let claimable = self.claims.len() < self.claims_max;
+        if let Some(window) = self.plan_remembering(need, claimable) {
+            let cleared = self.clear(window);
+            if window.cost.is_pending() {
+                return self.claim(cleared, len, need);
+            }
+            if let Ok(run) = self.list.take_from(cleared.first, need) {
+                return Reserve::Ready(self.list.token(run, len));
+            }
+        }
+        self.classes.count_refusal(len);
+        Reserve::Full
+    }
+
+    /// Plans, and remembers a refusal until something becomes free or evictable.
+    pub(super) fn plan_remembering(&mut self, need: u64, claimable: bool) -> Option<Window> {
+        // A window may need two more runs than it replaces, one at each end.
+        if need >= self.refused_min || !self.list.has_room(2) {
+            return None;
+        }
+        let window = self.plan(need, claimable);
+        if window.is_none() && claimable {
+            self.refused_min = need;
+        }
+        window
+    }
+
+    /// Evicts exactly the residents of a window.
+    pub(super) fn clear(&mut self, window: Window) -> Cleared {
+        let start = self.list.node(window.first).start;
+        let last = self.list.node(window.last);
+        let end = last.start + last.len;
+        let mut first = NIL;
+        let mut slot = window.first;
+        loop {
+            let node = self.list.node(slot);
+            if node.tag == Tag::Idle {
+                // Merging keeps the lower of two free runs, so `first` stays what it is.
+                slot = self.evict_entry(node.owner);
+            }
+            if first == NIL {
+                first = slot;
+            }
+            let node = self.list.node(slot);
+            if node.start + node.len >= end {
+                return Cleared {
+                    first,
+                    last: slot,
+                    start,
+                    end,
+                };
+            }
+            slot = node.next;
+        }
+    }
+}
