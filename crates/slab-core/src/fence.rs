@@ -11,7 +11,7 @@ pub(crate) use wait::{Marks, Standing, Timelines};
 
 use crate::id::PoolId;
 
-/// Names one timeline of one pool. Made by [`Pool::add_timeline`](crate::Pool::add_timeline).
+/// Names one timeline of one pool. Made by `Pool::add_timeline`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TimelineId {
     pub(crate) pool: PoolId,

@@ -2,10 +2,10 @@
 
 use core::fmt;
 
-/// Identity of a [`FreeList`](crate::FreeList) or [`Pool`](crate::Pool), carried by every token it makes.
+/// Identity of a `FreeList` or `Pool`, carried by every token it makes.
 ///
 /// A token is accepted only where its id matches, so two pools of one program must not share an id.
-/// With the feature `std`, [`PoolId::new`] draws a fresh one; without, the caller numbers its pools.
+/// With the feature `std`, `PoolId::new` draws a fresh one; without, the caller numbers its pools.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolId(u64);
 

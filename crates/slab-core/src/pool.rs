@@ -42,7 +42,7 @@ macro_rules! define_pool {
     ($($default:tt)*) => {
         /// Memory for keyed content: regions on request, residents with leases, reuse gated by fences.
         ///
-        /// All methods take `&mut self` and return at once; [`SharedPool`](crate::SharedPool) puts a
+        /// All methods take `&mut self` and return at once; `SharedPool` puts a
         /// lock around it. Content is published under a key of type `K` with metadata `M` (whatever the
         /// bytes must agree with, such as shape and element type), and stays resident until its bytes
         /// are needed for a reserve and nobody leases it.

@@ -77,7 +77,7 @@ impl fmt::Debug for Region {
 /// Made by [`FreeList::allocate`](crate::FreeList::allocate) or
 /// [`Pool::reserve`](crate::Pool::reserve) and consumed by the call that gives the bytes back or turns
 /// them into a resident. It cannot be cloned, so there is no double free. **Dropping it leaks the
-/// region** until the pool itself goes; wrap it in an [`AllocationGuard`](crate::AllocationGuard)
+/// region** until the pool itself goes; wrap it in an `AllocationGuard`
 /// where that could happen.
 #[must_use = "dropping an allocation leaks its region"]
 #[derive(PartialEq, Eq)]

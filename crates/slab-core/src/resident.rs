@@ -20,7 +20,7 @@ use crate::slots::Slots;
 ///
 /// Made by [`Pool::publish`](crate::Pool::publish) and [`Pool::acquire`](crate::Pool::acquire), consumed
 /// by [`Pool::release`](crate::Pool::release). It cannot be cloned, so there is no double release.
-/// **Dropping it keeps its resident for ever**; wrap it in a [`LeaseGuard`](crate::LeaseGuard) where
+/// **Dropping it keeps its resident for ever**; wrap it in a `LeaseGuard` where
 /// that could happen.
 #[must_use = "dropping a lease keeps its resident for ever"]
 #[derive(PartialEq, Eq)]
