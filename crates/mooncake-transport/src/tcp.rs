@@ -447,12 +447,12 @@ fn listen(
             // So that a wildcard address serves IPv4 peers too.
             socket.set_only_v6(false)?;
         }
-        if port.is_some() {
-            // A fixed port must be usable again right after a restart.
-            socket.set_reuse_address(true)?;
-        }
+        // The port must be usable again right after a restart, which takes the option on both the
+        // old and the new socket. With it set, the kernel would pick a free port less strictly.
+        socket.set_reuse_address(port.is_some())?;
         socket.set_nonblocking(true)?;
         socket.bind(&address.into())?;
+        socket.set_reuse_address(true)?;
         socket.listen(BACKLOG)?;
         Ok(mio::net::TcpListener::from_std(socket.into()))
     };
