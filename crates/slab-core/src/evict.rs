@@ -111,6 +111,6 @@ impl Evict for Lru {
         let base = self
             .coldest()
             .map_or(0, |coldest| self.links[coldest as usize].idle_since);
-        self.links[entry as usize].idle_since - base + 1
+        self.links[entry as usize].idle_since.saturating_sub(base) + 1
     }
 }

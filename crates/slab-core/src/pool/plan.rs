@@ -14,6 +14,8 @@ use crate::slots::NIL;
 
 /// Runs from which a window is grown at most, for each of the two kinds of start.
 const STARTS_MAX: usize = 8;
+/// Waits looked at for starts at most: claims may withhold any number of the oldest.
+const WAITS_MAX: usize = 64;
 
 /// Neighbouring runs whose owners give way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +79,7 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
             let found = self
                 .timelines
                 .oldest_first()
+                .take(WAITS_MAX)
                 .filter(|wait| wait.claim == NIL)
                 .take(STARTS_MAX)
                 .find_map(|wait| self.grow(wait.run, need, allowed));
