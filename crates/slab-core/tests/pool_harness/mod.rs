@@ -28,6 +28,20 @@ pub(crate) struct Harness {
     claims: Vec<Held<Claim>>,
     timelines: Vec<TimelineId>,
     next: u64,
+    sabotage: Option<Sabotage>,
+}
+
+/// A fault between the harness and the pool, to show that the harness can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sabotage {
+    /// Leases are released without their fences.
+    ForgetFences,
+    /// Leases on residents are given back behind the caller's back.
+    ReleaseEarly,
+    /// Before each reserve, an idle resident is evicted.
+    EvictInVain,
+    /// Claims are polled as if the timelines had come further.
+    ReachTooFar,
 }
 
 impl Harness {
@@ -59,7 +73,12 @@ impl Harness {
             claims: Vec::new(),
             timelines: Vec::new(),
             next: 1,
+            sabotage: None,
         }
+    }
+
+    pub(crate) fn sabotage(&mut self, sabotage: Sabotage) {
+        self.sabotage = Some(sabotage);
     }
 
     pub(crate) fn apply(&mut self, op: &PoolOp) {
@@ -142,6 +161,12 @@ impl Harness {
 
     fn reserve(&mut self, len: u64) {
         let before = self.keys();
+        if self.sabotage == Some(Sabotage::EvictInVain) {
+            let idle = before
+                .iter()
+                .find(|key| self.pool.lease_count(*key) == Some(0));
+            idle.map(|key| self.pool.evict(key));
+        }
         let reserve = self.pool.reserve(len);
         let evicted = self.evicted_since(&before);
         let number = self.fresh();
@@ -228,7 +253,13 @@ impl Harness {
 
     fn acquire(&mut self, key: u32) {
         match (self.oracle.acquire(key), self.pool.acquire(&key)) {
-            (Some(number), Some(token)) => self.leases.push(Held { number, token }),
+            (Some(number), Some(token)) => {
+                if self.sabotage == Some(Sabotage::ReleaseEarly) {
+                    self.pool.release(token, &[]).expect("own token");
+                } else {
+                    self.leases.push(Held { number, token });
+                }
+            }
             (None, None) => {}
             (expected, got) => panic!("{got:?} instead of {expected:?}"),
         }
@@ -242,6 +273,11 @@ impl Harness {
         let (start, len) = granules(token.region());
         self.shadow.verify(start, len, content(number));
         self.shadow.leave(start, len, content(number), &plain);
+        let fences = if self.sabotage == Some(Sabotage::ForgetFences) {
+            Vec::new()
+        } else {
+            fences
+        };
         self.pool.release(token, &fences).expect("own token");
         self.oracle.release(number, &plain);
     }
@@ -290,6 +326,12 @@ impl Harness {
             return;
         };
         let before = self.keys();
+        if self.sabotage == Some(Sabotage::ReachTooFar) {
+            for timeline in &self.timelines {
+                // A failed one stays failed, which is as good here.
+                let _ = self.pool.handle_reached(*timeline, u64::MAX);
+            }
+        }
         let polled = self.pool.poll_claim(token);
         let evicted = self.evicted_since(&before);
         match polled {
