@@ -110,6 +110,7 @@ enum Then {
 
 /// Tries of a cancel whose reply is lost.
 const CANCEL_TRIES: u32 = 2;
+const CANCEL_TIMEOUT_MS: u64 = 10_000;
 const BACKOFF_FIRST_MS: u64 = 5;
 const BACKOFF_LAST_MS: u64 = 500;
 /// A follower's first question; a write of a few megabytes takes about this long.
@@ -211,7 +212,7 @@ impl PushMachine {
                     transfer_id: self.id.clone(),
                     reservation_id: cancel.reservation_id.clone(),
                     kind: cancel.kind,
-                    timeout_ms: self.farewell_ms().max(self.request_timeout_ms(now)),
+                    timeout_ms: self.cancel_timeout_ms(now),
                 };
                 (State::Cancelling(cancel), PushStep::Do(action))
             }
@@ -629,6 +630,13 @@ impl PushMachine {
         // Never so short that a consumer on the same machine could not answer.
         left.saturating_sub(self.farewell_ms())
             .clamp(20, self.config.control_timeout_ms.max(20))
+    }
+
+    /// A cancel is worth less waiting than what it follows, and is sent to consumers that may be gone.
+    fn cancel_timeout_ms(&self, now: Moment) -> u64 {
+        self.request_timeout_ms(now)
+            .min(CANCEL_TIMEOUT_MS)
+            .max(self.farewell_ms())
     }
 
     fn waited_ms(&self, now: Moment) -> u64 {
