@@ -401,6 +401,7 @@ mod tests {
                 tensor: TensorSpec::new(Dtype::UINT8, [1]).unwrap(),
                 reservation_id: ReservationId::from_random(0),
                 state: ReservationState::Ready,
+                cached: false,
             }));
             Completion {
                 completed: true,

@@ -89,6 +89,7 @@ impl<C: Content> Record<C> {
             tensor: self.tensor.clone(),
             reservation_id: self.reservation_id,
             state: self.state(),
+            cached: !self.written,
         }
     }
 

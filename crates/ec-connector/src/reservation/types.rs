@@ -265,6 +265,8 @@ pub struct ItemStatus {
     pub reservation_id: ReservationId,
     /// How far it is.
     pub state: ReservationState,
+    /// No bytes were or are written for this push: it follows another or hit a resident.
+    pub cached: bool,
 }
 
 impl ItemStatus {

@@ -206,6 +206,7 @@ mod tests {
             tensor: TensorSpec::new(Dtype::BFLOAT16, [2, 3]).unwrap(),
             reservation_id: ReservationId::from_random(0),
             state: ReservationState::Ready,
+            cached: false,
         }
     }
 
