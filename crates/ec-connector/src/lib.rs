@@ -3,18 +3,25 @@
 #![forbid(unsafe_code)]
 
 mod code;
+mod consumer;
 mod content;
 mod content_hash;
 mod control;
 mod dtype;
+#[cfg(test)]
+mod fake_engine;
 mod moment;
 mod name;
+mod producer;
 mod push;
+mod random_ids;
 mod reservation;
+mod staging;
 mod tensor;
 mod tensor_file;
 
 pub use code::ErrorCode;
+pub use consumer::{Consumer, ConsumerConfig, ConsumerError, DrainTimedOut, ItemError, TakenItem};
 pub use content::{Content, Room, Span};
 pub use content_hash::{ContentDigest, ContentHasher};
 pub use control::{
@@ -27,6 +34,9 @@ pub use control::{
 pub use dtype::{Dtype, UnsupportedDtype};
 pub use moment::Moment;
 pub use name::{MmHash, NAME_BYTES_MAX, NameTooLong, ReservationId, TransferId};
+pub use producer::{
+    Item, Producer, ProducerConfig, ProducerError, Push, PushError, PushId, PushReport,
+};
 pub use push::{
     ContentLanes, Delivery, IdPolicy, PushAction, PushAnswer, PushConfig, PushFailure, PushMachine,
     PushOutcome, PushStep, Reserved, WriteEnd,
@@ -36,6 +46,7 @@ pub use reservation::{
     ReservationConfig, ReservationState, ReservationStats, Reservations, Reserve, ReserveError,
     ReserveRequest, Stuck, StuckReleased, TakeError, TakePolicy, Taken,
 };
+pub use staging::{Source, StageError};
 pub use tensor::{DIMS_MAX, ShapeError, TensorSpec};
 pub use tensor_file::{
     FileTensor, HeaderError, OutputError, TensorFile, TensorFileError, UnsupportedTensor,

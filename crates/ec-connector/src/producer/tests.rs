@@ -1,0 +1,415 @@
+//! A producer and consumers in one process; the engine between them moves bytes in memory.
+
+use std::future::Future;
+use std::net::{IpAddr, Ipv4Addr};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Instant;
+
+use super::*;
+use crate::consumer::{Consumer, ConsumerConfig, TakenItem};
+use crate::content_hash::ContentHasher;
+use crate::dtype::Dtype;
+use crate::fake_engine::{FakeEngine, Fate};
+use crate::reservation::TakePolicy;
+
+const POOL: u64 = 1 << 20;
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn soon() -> Option<Instant> {
+    Some(Instant::now() + Duration::from_secs(10))
+}
+
+fn consumer(engine: &Arc<FakeEngine>, take: TakePolicy) -> Consumer {
+    let mut config = ConsumerConfig::new(LOOPBACK, 0, POOL);
+    config.reservations.take = take;
+    Consumer::start(engine.clone(), config).unwrap()
+}
+
+fn taking(engine: &Arc<FakeEngine>) -> Consumer {
+    consumer(engine, TakePolicy::OnReady { taken_max: 64 })
+}
+
+fn producer(engine: &Arc<FakeEngine>, timeout_ms: u64) -> Producer {
+    let mut config = ProducerConfig {
+        staging_bytes: 64 << 10,
+        ..ProducerConfig::default()
+    };
+    config.push.timeout_ms = timeout_ms;
+    Producer::start(engine.clone(), config).unwrap()
+}
+
+fn bytes(len: usize, seed: u8) -> Vec<u8> {
+    (0..len)
+        .map(|index| (index as u8).wrapping_mul(31) ^ seed)
+        .collect()
+}
+
+fn item(to: &ControlAddress, content: &[u8]) -> Item {
+    let tensor = TensorSpec::new(Dtype::UINT8, [content.len() as u64]).unwrap();
+    let mut hasher = ContentHasher::new(&tensor);
+    hasher.update(content);
+    Item {
+        to: to.clone(),
+        mm_hash: MmHash::new(hasher.finish().mm_hash).unwrap(),
+        tensor,
+        source: Source::Bytes(content.to_vec()),
+        id: PushId::Fresh,
+    }
+}
+
+fn done(push: &Push) -> PushReport {
+    push.wait(soon()).expect("the push ends in time")
+}
+
+fn content_of(item: &TakenItem) -> Vec<u8> {
+    let mut content = vec![0; item.len_bytes() as usize];
+    item.copy_out(0, &mut content).unwrap();
+    content
+}
+
+#[test]
+fn what_is_pushed_arrives_and_is_cached_the_next_time() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 10_000);
+    let content = bytes(70_000, 1);
+
+    let report = done(&producer.push(item(consumer.address(), &content)));
+    assert_eq!(report.result.unwrap(), Delivery::Written);
+    assert_eq!(report.wire_bytes, 70_000);
+    assert!(report.elapsed > Duration::ZERO);
+    let taken = consumer.next_taken(soon()).unwrap();
+    assert_eq!(taken.transfer_id(), &report.transfer_id);
+    assert!(!taken.is_cached());
+    assert_eq!(content_of(&taken), content);
+    assert_eq!(taken.digest().unwrap().mm_hash, taken.mm_hash().as_str());
+    drop(taken);
+
+    let report = done(&producer.push(item(consumer.address(), &content)));
+    assert_eq!(report.result.unwrap(), Delivery::Cached);
+    assert_eq!(report.wire_bytes, 0);
+    let taken = consumer.next_taken(soon()).unwrap();
+    assert!(taken.is_cached());
+    assert_eq!(content_of(&taken), content);
+    assert_eq!(engine.writes.load(Ordering::SeqCst), 1);
+    assert_eq!(consumer.snapshot().bytes.leased, 70_144);
+}
+
+#[test]
+fn many_pushes_run_side_by_side_and_equal_content_is_written_once() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 10_000);
+    let pushes: Vec<_> = (0..48)
+        .map(|index| producer.push(item(consumer.address(), &bytes(3_000, index % 12))))
+        .collect();
+    let reports: Vec<_> = pushes.iter().map(done).collect();
+    let written = reports
+        .iter()
+        .filter(|report| *report.result.as_ref().unwrap() == Delivery::Written)
+        .count();
+    assert_eq!(written, 12, "a producer never follows itself");
+    assert_eq!(engine.writes.load(Ordering::SeqCst), 12);
+    for _ in 0..48 {
+        let taken = consumer.next_taken(soon()).unwrap();
+        assert_eq!(taken.digest().unwrap().mm_hash, taken.mm_hash().as_str());
+    }
+}
+
+// row: V18
+#[test]
+fn zero_bytes_arrive_without_a_write() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 10_000);
+    let report = done(&producer.push(item(consumer.address(), &[])));
+    assert_eq!(report.result.unwrap(), Delivery::Written);
+    assert_eq!(engine.writes.load(Ordering::SeqCst), 0);
+    let taken = consumer.next_taken(soon()).unwrap();
+    assert_eq!(content_of(&taken), b"");
+}
+
+#[test]
+fn bytes_of_a_taken_item_are_pushed_on_where_they_lie() {
+    let engine = FakeEngine::new();
+    let (first, second) = (taking(&engine), taking(&engine));
+    let producer = producer(&engine, 10_000);
+    let content = bytes(5_000, 9);
+    assert!(
+        done(&producer.push(item(first.address(), &content)))
+            .result
+            .is_ok()
+    );
+    let taken = first.next_taken(soon()).unwrap();
+    let onward = Item {
+        to: second.address().clone(),
+        mm_hash: taken.mm_hash().clone(),
+        tensor: taken.tensor().clone(),
+        source: taken.into_source(),
+        id: PushId::Given(TransferId::new("chosen").unwrap()),
+    };
+    let report = done(&producer.push(onward));
+    assert_eq!(report.result.unwrap(), Delivery::Written);
+    let arrived = second.next_taken(soon()).unwrap();
+    assert_eq!(arrived.transfer_id().as_str(), "chosen");
+    assert_eq!(content_of(&arrived), content);
+    assert_eq!(first.snapshot().leases, 0, "the hold was given back");
+}
+
+// row: D9
+#[test]
+fn one_bad_push_harms_no_other() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 10_000);
+    let good = producer.push(item(consumer.address(), &bytes(1_000, 1)));
+    let too_large = producer.push(item(consumer.address(), &bytes(POOL as usize + 1, 2)));
+    let mut wrong = item(consumer.address(), &bytes(1_000, 3));
+    wrong.source = Source::Bytes(vec![0; 999]);
+    let wrong = producer.push(wrong);
+    let mut unreadable = item(consumer.address(), &bytes(1_000, 4));
+    unreadable.source = Source::File {
+        file: Arc::new(tempfile::tempfile().unwrap()),
+        range: 0..1_000,
+    };
+    let unreadable = producer.push(unreadable);
+    let also_good = producer.push(item(consumer.address(), &bytes(1_000, 5)));
+
+    assert!(done(&good).result.is_ok());
+    assert_eq!(done(&too_large).result.unwrap_err().code(), "too_large");
+    assert_eq!(done(&wrong).result.unwrap_err().code(), "size_mismatch");
+    assert_eq!(done(&unreadable).result.unwrap_err().code(), "source");
+    assert!(done(&also_good).result.is_ok());
+    let snapshot = consumer.snapshot();
+    assert_eq!(snapshot.bytes.writing + snapshot.bytes.stuck, 0);
+}
+
+// row: D16
+#[test]
+fn memory_of_a_failed_write_is_given_back_and_of_an_unknown_one_kept() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 10_000);
+    let content = bytes(1_000, 1);
+    engine.next_writes(&[Fate::Ended]);
+    let report = done(&producer.push(item(consumer.address(), &content)));
+    assert_eq!(report.result.unwrap_err().code(), "write_failed");
+    assert_eq!(consumer.snapshot().bytes.free, POOL);
+
+    engine.next_writes(&[Fate::Unknown]);
+    let report = done(&producer.push(item(consumer.address(), &content)));
+    assert_eq!(report.result.unwrap_err().code(), "write_unknown");
+    assert_eq!(consumer.snapshot().bytes.stuck, 1_024);
+
+    // The next push of the content starts a writer of its own.
+    let report = done(&producer.push(item(consumer.address(), &content)));
+    assert_eq!(report.result.unwrap(), Delivery::Written);
+}
+
+#[test]
+fn a_full_pool_is_waited_for_until_room_comes() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 10_000);
+    let big = bytes(POOL as usize, 1);
+    assert!(
+        done(&producer.push(item(consumer.address(), &big)))
+            .result
+            .is_ok()
+    );
+    let held = consumer.next_taken(soon()).unwrap();
+    let waiting = producer.push(item(consumer.address(), &bytes(1_000, 2)));
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(waiting.poll().is_none());
+    drop(held);
+    assert_eq!(done(&waiting).result.unwrap(), Delivery::Written);
+}
+
+#[test]
+fn a_pool_that_stays_full_fails_the_push_at_its_timeout() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 300);
+    let big = bytes(POOL as usize, 1);
+    assert!(
+        done(&producer.push(item(consumer.address(), &big)))
+            .result
+            .is_ok()
+    );
+    let _held = consumer.next_taken(soon()).unwrap();
+    let started = Instant::now();
+    let report = done(&producer.push(item(consumer.address(), &bytes(1_000, 2))));
+    assert_eq!(report.result.unwrap_err().code(), "pool_full");
+    assert!(started.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn a_consumer_that_is_not_there_fails_one_push_in_time_and_the_waiting_ones_with_it() {
+    let engine = FakeEngine::new();
+    // A port that was free a moment ago.
+    let gone = taking(&engine);
+    let address = gone.address().clone();
+    drop(gone);
+    let mut config = ProducerConfig {
+        threads: NonZeroUsize::MIN,
+        staging_bytes: 4096,
+        ..ProducerConfig::default()
+    };
+    config.push.timeout_ms = 400;
+    let producer = Producer::start(engine.clone(), config).unwrap();
+    let started = Instant::now();
+    let pushes: Vec<_> = (0..10)
+        .map(|index| producer.push(item(&address, &bytes(100, index))))
+        .collect();
+    for push in &pushes {
+        let error = done(push).result.unwrap_err();
+        assert!(error.is_unreachable(), "{error}");
+    }
+    assert!(
+        started.elapsed() < Duration::from_millis(1_500),
+        "{:?}",
+        started.elapsed()
+    );
+}
+
+#[test]
+fn a_restarted_consumer_is_found_again() {
+    let engine = FakeEngine::new();
+    let first = taking(&engine);
+    let address = first.address().clone();
+    let producer = producer(&engine, 10_000);
+    assert!(
+        done(&producer.push(item(&address, &bytes(100, 1))))
+            .result
+            .is_ok()
+    );
+    drop(first);
+    let waiting = producer.push(item(&address, &bytes(100, 2)));
+    std::thread::sleep(Duration::from_millis(50));
+    let mut config = ConsumerConfig::new(LOOPBACK, address.port(), POOL);
+    config.reservations.take = TakePolicy::OnReady { taken_max: 8 };
+    let second = Consumer::start(engine.clone(), config).unwrap();
+    assert_eq!(done(&waiting).result.unwrap(), Delivery::Written);
+    assert_eq!(
+        content_of(&second.next_taken(soon()).unwrap()),
+        bytes(100, 2)
+    );
+}
+
+#[test]
+fn closing_ends_waiting_pushes_and_says_so() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 60_000);
+    let big = bytes(POOL as usize, 1);
+    assert!(
+        done(&producer.push(item(consumer.address(), &big)))
+            .result
+            .is_ok()
+    );
+    let _held = consumer.next_taken(soon()).unwrap();
+    let waiting = producer.push(item(consumer.address(), &bytes(1_000, 2)));
+    std::thread::sleep(Duration::from_millis(30));
+    let started = Instant::now();
+    producer.close();
+    assert!(started.elapsed() < Duration::from_secs(5));
+    assert_eq!(done(&waiting).result.unwrap_err().code(), "closed");
+    assert_eq!(engine.registered(), 1, "only the consumer's slab is left");
+}
+
+#[test]
+fn pushes_are_bounded_and_a_refused_item_comes_back() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let mut config = ProducerConfig {
+        pushes_max: NonZeroUsize::MIN,
+        staging_bytes: 4096,
+        ..ProducerConfig::default()
+    };
+    config.push.timeout_ms = 300;
+    let producer = Producer::start(engine.clone(), config).unwrap();
+    assert!(
+        done(&producer.push(item(consumer.address(), &bytes(POOL as usize, 1))))
+            .result
+            .is_ok()
+    );
+    let _held = consumer.next_taken(soon()).unwrap();
+    let waiting = producer.push(item(consumer.address(), &bytes(1_000, 2)));
+    let back = producer.try_push(item(consumer.address(), &bytes(1_000, 3)));
+    assert_eq!(back.unwrap_err().tensor.len_bytes(), 1_000);
+    // Blocks until the first has ended by its timeout.
+    let next = producer.push(item(consumer.address(), &bytes(1_000, 3)));
+    assert!(waiting.poll().is_some());
+    assert!(done(&next).result.is_err());
+}
+
+#[test]
+fn a_push_can_be_awaited() {
+    struct Unpark(std::thread::Thread, AtomicUsize);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.1.fetch_add(1, Ordering::SeqCst);
+            self.0.unpark();
+        }
+    }
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 10_000);
+    let mut push = producer.push(item(consumer.address(), &bytes(1_000, 1)));
+    let unpark = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&unpark));
+    let report = loop {
+        match Pin::new(&mut push).poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(report) => break report,
+            Poll::Pending => std::thread::park_timeout(Duration::from_secs(10)),
+        }
+    };
+    assert_eq!(report.result.unwrap(), Delivery::Written);
+    assert!(unpark.1.load(Ordering::SeqCst) <= 1);
+}
+
+#[test]
+fn an_item_taken_by_the_owner_is_leased_until_it_is_dropped() {
+    let engine = FakeEngine::new();
+    let consumer = consumer(&engine, TakePolicy::Caller);
+    let producer = producer(&engine, 10_000);
+    let content = bytes(1_000, 1);
+    let report = done(&producer.push(item(consumer.address(), &content)));
+    let ready = consumer.next_ready(soon()).unwrap();
+    assert_eq!(ready.transfer_id, report.transfer_id);
+    assert!(!ready.cached);
+    let taken = consumer.take(&ready.transfer_id, &ready.mm_hash).unwrap();
+    assert_eq!(content_of(&taken), content);
+    assert!(consumer.take(&ready.transfer_id, &ready.mm_hash).is_err());
+    assert!(taken.copy_out(1, &mut [0; 1_000]).is_err());
+    assert_eq!(consumer.snapshot().bytes.leased, 1_024);
+    drop(taken);
+    let snapshot = consumer.snapshot();
+    assert_eq!((snapshot.bytes.leased, snapshot.bytes.resident), (0, 1_024));
+}
+
+#[test]
+fn shutting_down_waits_for_writers_and_names_those_that_do_not_finish() {
+    let engine = FakeEngine::new();
+    let idle = taking(&engine);
+    assert_eq!(idle.shutdown(Instant::now()), Ok(()));
+    assert_eq!(engine.registered(), 0);
+
+    let busy = taking(&engine);
+    let producer = producer(&engine, 10_000);
+    engine.next_writes(&[Fate::Unknown]);
+    let report = done(&producer.push(item(busy.address(), &bytes(1_000, 1))));
+    assert!(report.result.is_err());
+    let timed_out = busy.shutdown(Instant::now()).unwrap_err();
+    assert_eq!(
+        timed_out,
+        crate::DrainTimedOut {
+            writers: 1,
+            bytes: 1_024
+        }
+    );
+    drop(producer);
+    assert_eq!(engine.registered(), 1, "a late write still finds the pool");
+}
