@@ -1,2 +1,9 @@
-//! The command line.
-fn main() {}
+//! The `ec-connector` program.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::run()
+}

@@ -1,3 +1,5 @@
+//! One push at a time, step by step.
+
 use super::*;
 
 const LEN: u64 = 4096;

@@ -1,0 +1,322 @@
+//! `consume`: a consumer that takes what arrives, hashes it, and writes it to files if asked to.
+
+use std::collections::{HashMap, HashSet};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Args;
+use ec_connector::{
+    Consumer, ConsumerConfig, ConsumerError, ItemStatus, MmHash, OutputError, TakePolicy,
+    TakenItem, TransferId, write_tensor_file,
+};
+use mooncake_transport::Engine;
+use mooncake_transport::tcp::{TcpConfig, TcpEngine};
+use serde::Serialize;
+
+use super::exit::{Failure, Outcome};
+use super::output::Output;
+use super::signals::Stop;
+use super::size::{parse_size, show_size};
+
+/// Receive tensors: run a pool that producers write into.
+#[derive(Debug, Args)]
+pub(crate) struct ConsumeArgs {
+    /// Address and port to serve on; port 0 picks a free one
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: String,
+    /// Size of the pool, for example 512MiB or 4GiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pool: u64,
+    /// Host that producers are told to dial; needed when listening on 0.0.0.0 or [::]
+    #[arg(long, value_name = "HOST")]
+    advertise: Option<String>,
+    /// Seconds after which an unfinished or untaken transfer expires
+    #[arg(long, value_name = "S", default_value = "300")]
+    ttl: NonZeroU64,
+    /// Write each tensor to DIR/<sha256>.safetensors
+    #[arg(long, value_name = "DIR", conflicts_with = "no_take")]
+    out: Option<PathBuf>,
+    /// Stop after this many transfers
+    #[arg(long, value_name = "N")]
+    max_items: Option<NonZeroU64>,
+    /// Keep every tensor in use, so that the pool never reuses its memory
+    #[arg(long, conflicts_with = "no_take")]
+    keep: bool,
+    /// Only report what is ready; take nothing
+    #[arg(long)]
+    no_take: bool,
+    /// Seconds to wait for producers that are still writing when asked to stop
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    drain: u64,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Owner leases that wait to be looked at. The item looked at longest is a file being written.
+const TAKEN_MAX: usize = 256;
+
+/// How often the loop looks whether it is to stop.
+const TICK: Duration = Duration::from_millis(100);
+
+pub(crate) fn run(args: &ConsumeArgs) -> Result<Outcome, Failure> {
+    let output = Output::new(args.json);
+    let stop = Stop::install()?;
+    if let Some(dir) = &args.out {
+        check_directory(dir)?;
+    }
+    let listen = resolve(&args.listen)?;
+    let consumer = start(args, listen)?;
+    let control = match &args.advertise {
+        Some(host) if host.contains(':') && !host.starts_with('[') => {
+            format!("tcp://[{host}]:{}", consumer.address().port())
+        }
+        Some(host) => format!("tcp://{host}:{}", consumer.address().port()),
+        None => consumer.address().to_string(),
+    };
+    let ready = Ready {
+        event: "ready",
+        control: &control,
+        session: consumer.session(),
+    };
+    output.row(&ready, || {
+        format!(
+            "ready: pool of {} at {control}; push with: ec-connector push --to {control} FILE",
+            show_size(args.pool)
+        )
+    })?;
+
+    let mut intake = Intake {
+        args,
+        output: &output,
+        seen: HashSet::new(),
+        kept: HashMap::new(),
+        failed: false,
+    };
+    while !stop.is_asked() && !intake.is_full() {
+        if !consumer.is_serving() {
+            return Err(anyhow::anyhow!("the control server has failed; see the log").into());
+        }
+        let deadline = Some(Instant::now() + TICK);
+        if args.no_take {
+            if let Some(item) = consumer.next_ready(deadline) {
+                intake.report_ready(&item)?;
+            }
+        } else if let Some(item) = consumer.next_taken(deadline) {
+            intake.receive(item)?;
+        }
+    }
+
+    consumer.begin_shutdown();
+    if !args.no_take {
+        // What was taken before the shutdown is still owed to whoever reads the output.
+        while !intake.is_full()
+            && let Some(item) = consumer.next_taken(Some(Instant::now()))
+        {
+            intake.receive(item)?;
+        }
+    }
+    let failed = intake.failed;
+    drop(intake);
+    consumer
+        .shutdown(Instant::now() + Duration::from_secs(args.drain))
+        .context("could not stop cleanly")?;
+    Ok(if failed {
+        Outcome::SomeFailed
+    } else {
+        Outcome::Done
+    })
+}
+
+fn start(args: &ConsumeArgs, listen: SocketAddr) -> Result<Consumer, Failure> {
+    let mut engine_config = TcpConfig::default();
+    engine_config.bind = listen.ip();
+    engine_config.advertise.clone_from(&args.advertise);
+    if listen.ip().is_unspecified() && args.advertise.is_none() {
+        return Err(Failure::usage(anyhow::anyhow!(
+            "listening on every address ({}) needs --advertise HOST, the name or address producers reach this machine \
+             by",
+            listen.ip()
+        )));
+    }
+    let engine = TcpEngine::start(engine_config)
+        .context("cannot start the transfer engine")
+        .map_err(Failure::usage)?;
+    let mut config = ConsumerConfig::new(listen.ip(), listen.port(), args.pool);
+    config.reservations.ttl_ms = args.ttl.get().saturating_mul(1000);
+    config.reservations.take = if args.no_take {
+        TakePolicy::Caller
+    } else {
+        TakePolicy::OnReady {
+            taken_max: TAKEN_MAX,
+        }
+    };
+    Consumer::start(Arc::new(engine) as Arc<dyn Engine>, config).map_err(explain_start)
+}
+
+/// Adds what to do about a consumer that does not start.
+fn explain_start(error: ConsumerError) -> Failure {
+    let advice = match &error {
+        ConsumerError::Slab { .. } | ConsumerError::Pool { .. } => "choose another --pool size",
+        ConsumerError::Server(_) => "choose another --listen address or port",
+        _ => return error.into(),
+    };
+    Failure::usage(anyhow::Error::new(error).context(advice))
+}
+
+fn check_directory(dir: &Path) -> Result<(), Failure> {
+    match std::fs::metadata(dir) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(Failure::usage(anyhow::anyhow!(
+            "--out {dir:?} is not a directory"
+        ))),
+        Err(error) => Err(Failure::usage(anyhow::Error::new(error).context(format!(
+            "--out {dir:?} cannot be used; create the directory first"
+        )))),
+    }
+}
+
+/// The first address a `HOST:PORT` stands for.
+fn resolve(text: &str) -> Result<SocketAddr, Failure> {
+    let advice = || format!("--listen {text:?} is no HOST:PORT this machine can listen on");
+    text.to_socket_addrs()
+        .with_context(advice)
+        .and_then(|mut found| found.next().with_context(advice))
+        .map_err(Failure::usage)
+}
+
+/// What is done with each item.
+struct Intake<'a> {
+    args: &'a ConsumeArgs,
+    output: &'a Output,
+    /// Distinct transfers, counted only up to `--max-items`.
+    seen: HashSet<TransferId>,
+    /// With `--keep`: one lease for each content, which is as many as the pool holds.
+    kept: HashMap<MmHash, TakenItem>,
+    failed: bool,
+}
+
+impl Intake<'_> {
+    fn is_full(&self) -> bool {
+        self.args
+            .max_items
+            .is_some_and(|max| self.seen.len() as u64 >= max.get())
+    }
+
+    fn count(&mut self, transfer_id: &TransferId) {
+        if self.args.max_items.is_some() {
+            self.seen.insert(transfer_id.clone());
+        }
+    }
+
+    fn receive(&mut self, item: TakenItem) -> Result<(), Failure> {
+        self.count(item.transfer_id());
+        let digest = item.digest()?;
+        let written = match &self.args.out {
+            Some(dir) => write_item(dir, &digest.sha256, &item).err(),
+            None => None,
+        };
+        let error = written.map(|error| format!("{:#}", anyhow::Error::new(error)));
+        self.failed |= error.is_some();
+        let tensor = item.tensor();
+        let row = Received {
+            event: "received",
+            transfer_id: item.transfer_id().as_str(),
+            mm_hash: item.mm_hash().as_str(),
+            shape: tensor.shape(),
+            dtype: tensor.dtype().name(),
+            nbytes: tensor.len_bytes(),
+            sha256: &digest.sha256,
+            cached: item.is_cached(),
+            error: error.as_deref(),
+        };
+        self.output.row(&row, || {
+            let how = if row.cached { "cached  " } else { "received" };
+            let mut line = format!(
+                "{how}  {}  {:>10}  {} {:?}",
+                &row.sha256[..16],
+                show_size(row.nbytes),
+                row.dtype,
+                row.shape
+            );
+            if let Some(error) = row.error {
+                line.push_str("  FAILED: ");
+                line.push_str(error);
+            }
+            line
+        })?;
+        if self.args.keep {
+            self.kept.insert(item.mm_hash().clone(), item);
+        }
+        Ok(())
+    }
+
+    fn report_ready(&mut self, item: &ItemStatus) -> Result<(), Failure> {
+        self.count(&item.transfer_id);
+        let row = ItemReady {
+            event: "item_ready",
+            transfer_id: item.transfer_id.as_str(),
+            mm_hash: item.mm_hash.as_str(),
+            shape: item.tensor.shape(),
+            dtype: item.tensor.dtype().name(),
+            nbytes: item.tensor.len_bytes(),
+            cached: item.cached,
+        };
+        self.output.row(&row, || {
+            format!(
+                "ready     {}  {:>10}  {} {:?}",
+                row.transfer_id,
+                show_size(row.nbytes),
+                row.dtype,
+                row.shape
+            )
+        })?;
+        Ok(())
+    }
+}
+
+fn write_item(dir: &Path, sha256: &str, item: &TakenItem) -> Result<PathBuf, OutputError> {
+    let metadata = [
+        ("mm_hash", item.mm_hash().as_str()),
+        ("transfer_id", item.transfer_id().as_str()),
+    ];
+    write_tensor_file(dir, sha256, item.tensor(), &metadata, |file, offset| {
+        item.write_to(file, offset)
+    })
+}
+
+#[derive(Serialize)]
+struct Ready<'a> {
+    event: &'static str,
+    control: &'a str,
+    session: &'a str,
+}
+
+#[derive(Serialize)]
+struct Received<'a> {
+    event: &'static str,
+    transfer_id: &'a str,
+    mm_hash: &'a str,
+    shape: &'a [u64],
+    dtype: &'static str,
+    nbytes: u64,
+    sha256: &'a str,
+    cached: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct ItemReady<'a> {
+    event: &'static str,
+    transfer_id: &'a str,
+    mm_hash: &'a str,
+    shape: &'a [u64],
+    dtype: &'static str,
+    nbytes: u64,
+    cached: bool,
+}

@@ -1,0 +1,414 @@
+//! `push`: sends every tensor of safetensors files to a consumer.
+
+use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Args;
+use ec_connector::{
+    ContentDigest, ControlAddress, Delivery, FileTensor, Item, MmHash, Producer, ProducerConfig,
+    Push, PushId, PushReport, Source, TensorFile,
+};
+use mooncake_transport::Engine;
+use mooncake_transport::tcp::{TcpConfig, TcpEngine};
+use serde::Serialize;
+
+use super::exit::{Failure, Outcome};
+use super::output::Output;
+use super::signals::Stop;
+use super::size::show_size;
+
+/// Send the tensors of safetensors files to a consumer.
+#[derive(Debug, Args)]
+pub(crate) struct PushArgs {
+    /// Control address of the consumer, as its `ready` line gives it
+    #[arg(long, value_name = "tcp://HOST:PORT", value_parser = parse_address)]
+    pub(crate) to: ControlAddress,
+    /// Safetensors files
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Use HEX as the content's name for the tensor NAME, instead of its hash; only with one FILE
+    #[arg(long, value_name = "NAME=HEX", value_parser = parse_named_hash)]
+    mm_hash: Vec<(String, MmHash)>,
+    /// Seconds to wait for room and for answers, for each tensor
+    #[arg(long, value_name = "S", default_value = "60", value_parser = parse_seconds)]
+    timeout: Duration,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn parse_address(text: &str) -> Result<ControlAddress, String> {
+    ControlAddress::parse(text)
+        .map_err(|error| format!("{error}; write for example tcp://127.0.0.1:14579"))
+}
+
+fn parse_named_hash(text: &str) -> Result<(String, MmHash), String> {
+    // A name may hold an equals sign, a hash cannot.
+    let (name, hash) = text
+        .rsplit_once('=')
+        .ok_or("write NAME=HEX, for example --mm-hash vision.0=9f2c")?;
+    if hash.is_empty() || !hash.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Err(format!("{hash:?} is not a hexadecimal number"));
+    }
+    let hash = MmHash::new(hash).map_err(|error| error.to_string())?;
+    Ok((name.to_owned(), hash))
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 => Duration::try_from_secs_f64(seconds)
+            .map_err(|_| "more seconds than can be waited".to_owned()),
+        _ => Err("write a positive number of seconds".to_owned()),
+    }
+}
+
+/// Pushes under way; hashing runs ahead of the transfers by as many.
+const PUSHES_MAX: usize = 16;
+
+pub(crate) fn run(args: &PushArgs) -> Result<Outcome, Failure> {
+    if args.files.len() > 1 && !args.mm_hash.is_empty() {
+        return Err(Failure::usage(anyhow::anyhow!(
+            "--mm-hash names a tensor of one file; push one FILE at a time with it"
+        )));
+    }
+    let stop = Stop::install()?;
+    let producer = start_producer(args.timeout)?;
+    let mut output = Output::new(args.json);
+    output.start_bar(
+        0,
+        "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} eta {eta}",
+    );
+    let mut session = Session {
+        args,
+        output,
+        producer,
+        names: args.mm_hash.iter().cloned().collect(),
+        under_way: VecDeque::new(),
+        totals: Totals::default(),
+        down: None,
+        stop,
+    };
+    for path in &args.files {
+        session.push_file(path)?;
+    }
+    while session.report_next()? {}
+    session.finish()
+}
+
+pub(crate) fn start_producer(timeout: Duration) -> Result<Producer, Failure> {
+    let engine =
+        TcpEngine::start(TcpConfig::default()).context("cannot start the transfer engine")?;
+    let mut config = ProducerConfig::default();
+    config.push.timeout_ms = u64::try_from(timeout.as_millis())
+        .unwrap_or(u64::MAX)
+        .max(1);
+    if let Some(max) = NonZeroUsize::new(PUSHES_MAX) {
+        config.pushes_max = max;
+    }
+    Ok(Producer::start(
+        Arc::new(engine) as Arc<dyn Engine>,
+        config,
+    )?)
+}
+
+/// One run of the command.
+struct Session<'a> {
+    args: &'a PushArgs,
+    output: Output,
+    producer: Producer,
+    /// Content names given for tensors, by tensor name.
+    names: HashMap<String, MmHash>,
+    /// In file order, which is the order of the rows.
+    under_way: VecDeque<UnderWay>,
+    totals: Totals,
+    /// Why nothing more is sent: the consumer does not answer.
+    down: Option<(&'static str, String)>,
+    stop: Stop,
+}
+
+struct UnderWay {
+    tensor: TensorName,
+    digest: ContentDigest,
+    push: Push,
+}
+
+/// Which tensor a row is about.
+#[derive(Clone)]
+struct TensorName {
+    file: String,
+    name: Option<String>,
+    nbytes: u64,
+}
+
+#[derive(Default)]
+struct Totals {
+    written: u64,
+    cached: u64,
+    failed: u64,
+    bytes: u64,
+    started: Option<Instant>,
+}
+
+impl Session<'_> {
+    fn push_file(&mut self, path: &PathBuf) -> Result<(), Failure> {
+        let whole_file = TensorName {
+            file: path.to_string_lossy().into_owned(),
+            name: None,
+            nbytes: 0,
+        };
+        let file = match TensorFile::open(path) {
+            Ok(file) => file,
+            Err(error) => {
+                self.catch_up()?;
+                return self.fail(&whole_file, None, "file", &chain(error));
+            }
+        };
+        for name in self.names.keys() {
+            if !file.tensors().iter().any(|tensor| tensor.name() == name) {
+                return Err(Failure::usage(anyhow::anyhow!(
+                    "--mm-hash names the tensor {name:?}, which {path:?} does not have"
+                )));
+            }
+        }
+        let bytes: u64 = file.tensors().iter().map(FileTensor::len).sum();
+        self.output.bar().inc_length(bytes);
+        for tensor in file.tensors() {
+            let named = TensorName {
+                file: whole_file.file.clone(),
+                name: Some(tensor.name().to_owned()),
+                nbytes: tensor.len(),
+            };
+            self.push_tensor(&file, tensor, named)?;
+        }
+        Ok(())
+    }
+
+    fn push_tensor(
+        &mut self,
+        file: &TensorFile,
+        tensor: &FileTensor,
+        named: TensorName,
+    ) -> Result<(), Failure> {
+        // Rows of pushes that have ended come out while later tensors are hashed.
+        while self
+            .under_way
+            .front()
+            .is_some_and(|front| front.push.poll().is_some())
+        {
+            self.report_next()?;
+        }
+        if self.stop.is_asked() && self.down.is_none() {
+            self.down = Some(("interrupted", "interrupted before it was sent".to_owned()));
+        }
+        if let Some((code, error)) = self.down.clone() {
+            self.catch_up()?;
+            return self.fail(&named, None, code, &error);
+        }
+        let digest = match file.digest(tensor) {
+            Ok(digest) => digest,
+            Err(error) => {
+                let code = match error {
+                    ec_connector::TensorFileError::Unsupported { .. } => "unsupported_dtype",
+                    _ => "file",
+                };
+                self.catch_up()?;
+                return self.fail(&named, None, code, &chain(error));
+            }
+        };
+        let mut digest = digest;
+        if let Some(given) = self.names.get(tensor.name()) {
+            digest.mm_hash = given.as_str().to_owned();
+        }
+        let item = Item {
+            to: self.args.to.clone(),
+            mm_hash: MmHash::new(digest.mm_hash.as_str())?,
+            tensor: file.spec(tensor)?.clone(),
+            source: Source::File {
+                file: Arc::clone(file.file()),
+                range: tensor.range(),
+            },
+            id: PushId::Fresh,
+        };
+        self.totals.started.get_or_insert_with(Instant::now);
+        let push = self.producer.push(item);
+        self.under_way.push_back(UnderWay {
+            tensor: named,
+            digest,
+            push,
+        });
+        Ok(())
+    }
+
+    /// Reports everything under way, so that a row that is known at once comes in its place.
+    fn catch_up(&mut self) -> Result<(), Failure> {
+        while self.report_next()? {}
+        Ok(())
+    }
+
+    /// Waits for the oldest push and prints its row. False if there was none.
+    fn report_next(&mut self) -> Result<bool, Failure> {
+        let Some(next) = self.under_way.pop_front() else {
+            return Ok(false);
+        };
+        // Each push ends by itself.
+        let report = next.push.wait(None).context("the push was lost")?;
+        self.output.bar().inc(next.tensor.nbytes);
+        let (state, failure) = self.count(&report, next.tensor.nbytes);
+        let row = Pushed {
+            event: "pushed",
+            file: &next.tensor.file,
+            name: next.tensor.name.as_deref(),
+            transfer_id: Some(report.transfer_id.as_str()),
+            mm_hash: Some(&next.digest.mm_hash),
+            nbytes: next.tensor.nbytes,
+            sha256: Some(&next.digest.sha256),
+            state,
+            code: failure.as_ref().map(|(code, _)| *code),
+            error: failure.as_ref().map(|(_, error)| error.as_str()),
+        };
+        self.output.row(&row, || row.line())?;
+        Ok(true)
+    }
+
+    fn count(
+        &mut self,
+        report: &PushReport,
+        nbytes: u64,
+    ) -> (&'static str, Option<(&'static str, String)>) {
+        match &report.result {
+            Ok(delivery) => {
+                self.totals.bytes += nbytes;
+                if *delivery == Delivery::Written {
+                    self.totals.written += 1;
+                    ("written", None)
+                } else {
+                    self.totals.cached += 1;
+                    ("cached", None)
+                }
+            }
+            Err(error) => {
+                self.totals.failed += 1;
+                let failure = (error.code(), chain(error.clone()));
+                if error.is_unreachable() && self.down.is_none() {
+                    self.down = Some((
+                        "unreachable",
+                        "not sent, because the consumer stopped answering".to_owned(),
+                    ));
+                }
+                ("failed", Some(failure))
+            }
+        }
+    }
+
+    fn fail(
+        &mut self,
+        tensor: &TensorName,
+        digest: Option<&ContentDigest>,
+        code: &str,
+        error: &str,
+    ) -> Result<(), Failure> {
+        self.totals.failed += 1;
+        self.output.bar().inc(tensor.nbytes);
+        let row = Pushed {
+            event: "pushed",
+            file: &tensor.file,
+            name: tensor.name.as_deref(),
+            transfer_id: None,
+            mm_hash: digest.map(|digest| digest.mm_hash.as_str()),
+            nbytes: tensor.nbytes,
+            sha256: digest.map(|digest| digest.sha256.as_str()),
+            state: "failed",
+            code: Some(code),
+            error: Some(error),
+        };
+        self.output.row(&row, || row.line())?;
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Outcome, Failure> {
+        self.output.finish_bar();
+        self.producer.close();
+        let seconds = self
+            .totals
+            .started
+            .map_or(0.0, |started| started.elapsed().as_secs_f64());
+        let Totals {
+            written,
+            cached,
+            failed,
+            bytes,
+            ..
+        } = self.totals;
+        self.output.say(&format!(
+            "{written} written, {cached} cached, {failed} failed; {} in {seconds:.2} s",
+            show_size(bytes)
+        ))?;
+        Ok(if failed == 0 {
+            Outcome::Done
+        } else {
+            Outcome::SomeFailed
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct Pushed<'a> {
+    event: &'static str,
+    file: &'a str,
+    name: Option<&'a str>,
+    transfer_id: Option<&'a str>,
+    mm_hash: Option<&'a str>,
+    nbytes: u64,
+    sha256: Option<&'a str>,
+    state: &'static str,
+    code: Option<&'a str>,
+    error: Option<&'a str>,
+}
+
+impl Pushed<'_> {
+    fn line(&self) -> String {
+        let what = self.name.unwrap_or(self.file);
+        let mut line = format!(
+            "{:<7}  {:>10}  {}  {what}",
+            self.state,
+            show_size(self.nbytes),
+            self.sha256
+                .map_or("-".repeat(16), |hash| hash[..16].to_owned()),
+        );
+        if let (Some(code), Some(error)) = (self.code, self.error) {
+            line.push_str(&format!("  {code}: {error}"));
+        }
+        line
+    }
+}
+
+/// An error with its causes on one line.
+fn chain(error: impl std::error::Error + Send + Sync + 'static) -> String {
+    format!("{:#}", anyhow::Error::new(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_hash_is_split_at_the_last_equals_sign_and_must_be_hexadecimal() {
+        let (name, hash) = parse_named_hash("a=b=0F2c").unwrap();
+        assert_eq!((name.as_str(), hash.as_str()), ("a=b", "0F2c"));
+        for wrong in ["", "a", "a=", "a=xyz"] {
+            assert!(parse_named_hash(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_timeout_is_a_positive_number_of_seconds() {
+        assert_eq!(parse_seconds("1.5"), Ok(Duration::from_millis(1500)));
+        for wrong in ["0", "-1", "nan", "inf", "1e400", "x", ""] {
+            assert!(parse_seconds(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
