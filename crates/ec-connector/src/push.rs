@@ -41,6 +41,8 @@ pub struct PushMachine {
     started: Moment,
     /// When waiting for the consumer ends.
     deadline: Moment,
+    /// After a write: until when its completion may be asked for, however late the write ended.
+    grace: Moment,
     id: TransferId,
     /// The next reserve needs another id.
     id_is_spent: bool,
@@ -133,6 +135,7 @@ impl PushMachine {
             len_bytes,
             started: now,
             deadline: now.after_millis(config.timeout_ms),
+            grace: now,
             config,
             id,
             id_is_spent: false,
@@ -304,8 +307,7 @@ impl PushMachine {
         match end {
             WriteEnd::Applied => {
                 // A long write must not leave its own completion without time.
-                let grace = now.after_millis(self.config.control_timeout_ms);
-                self.deadline = self.deadline.max(grace);
+                self.grace = now.after_millis(self.config.control_timeout_ms);
                 self.backoff_ms = BACKOFF_FIRST_MS;
                 self.state = State::Complete {
                     at: now,
@@ -338,7 +340,7 @@ impl PushMachine {
         match answer {
             PushAnswer::Reply(true) => self.end(Ok(Delivery::Written)),
             // The record is gone. Unless a reply was lost, no complete of ours can have ended it.
-            PushAnswer::Reply(false) => self.undecided(Some(held.reservation_id), lost),
+            PushAnswer::Reply(false) => self.undecided(now, Some(held.reservation_id), lost),
             PushAnswer::Refused { code, text } => {
                 self.uncoded_errors += 1;
                 if self.uncoded_errors >= self.config.uncoded_errors_max || self.is_over(now) {
@@ -457,6 +459,7 @@ impl PushMachine {
     /// request or a write under way takes that in first; it then ends instead of trying again.
     pub fn give_up(&mut self, now: Moment, failure: PushFailure) {
         self.deadline = self.deadline.min(now);
+        self.grace = self.grace.min(now);
         match &self.state {
             State::Reserve { .. } => self.end(Err(failure)),
             State::Follow { .. } => self.abandon_once(None, Err(failure)),
@@ -524,9 +527,13 @@ impl PushMachine {
     }
 
     /// The consumer has no record to complete: it was completed and taken, or it was given up.
-    fn undecided(&mut self, reservation_id: Option<String>, lost: bool) {
+    fn undecided(&mut self, now: Moment, reservation_id: Option<String>, lost: bool) {
         self.completes_undecided += 1;
-        if self.policy == IdPolicy::Fresh && self.completes_undecided <= COMPLETES_UNDECIDED_MAX {
+        self.grace = now;
+        if self.policy == IdPolicy::Fresh
+            && self.completes_undecided <= COMPLETES_UNDECIDED_MAX
+            && !self.is_over(now)
+        {
             self.asks = Asks::Wrote;
             self.start_again(reservation_id);
         } else if lost {
@@ -606,7 +613,8 @@ impl PushMachine {
 
     /// The moment of the next try; the last one is made when the timeout is reached, not before it.
     fn next_backoff(&mut self, now: Moment) -> Moment {
-        let at = now.after_millis(self.backoff_ms).min(self.deadline);
+        let until = self.deadline.max(self.grace);
+        let at = now.after_millis(self.backoff_ms).min(until);
         self.backoff_ms = (self.backoff_ms * 2).min(BACKOFF_LAST_MS);
         at
     }
@@ -617,7 +625,7 @@ impl PushMachine {
 
     /// Whether the time for waiting is used up, less what a last cancel needs.
     fn is_over(&self, now: Moment) -> bool {
-        now.after_millis(self.farewell_ms()) >= self.deadline
+        now.after_millis(self.farewell_ms()) >= self.deadline.max(self.grace)
     }
 
     /// Time kept back for a last cancel, so that a push ends within its timeout even then.
@@ -626,7 +634,8 @@ impl PushMachine {
     }
 
     fn request_timeout_ms(&self, now: Moment) -> u64 {
-        let left = self.deadline.as_millis().saturating_sub(now.as_millis());
+        let until = self.deadline.max(self.grace);
+        let left = until.as_millis().saturating_sub(now.as_millis());
         // Never so short that a consumer on the same machine could not answer.
         left.saturating_sub(self.farewell_ms())
             .clamp(20, self.config.control_timeout_ms.max(20))
