@@ -14,6 +14,15 @@ use serde_json::{Value, json};
 /// No single command takes a tenth of this on a loaded machine.
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 
+/// Memory of the peer process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    /// The peer's own number for it.
+    pub(crate) index: u64,
+    /// Where it lies in the peer's address space, which is its remote address.
+    pub(crate) address: u64,
+}
+
 /// A real engine in a process of its own.
 pub(crate) struct Peer {
     child: Child,
@@ -25,11 +34,6 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts an engine on loopback.
     pub(crate) fn start() -> Self {
-        Self::start_with(&[])
-    }
-
-    /// Starts an engine with environment variables of its own.
-    pub(crate) fn start_with(variables: &[(&str, &str)]) -> Self {
         let python = std::env::var_os("EC_FIXTURE_PYTHON")
             .expect("EC_FIXTURE_PYTHON is not set: run this test with `cargo xtask test`");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peer/peer.py");
@@ -37,7 +41,6 @@ impl Peer {
             .arg(script)
             .env("MC_TCP_BIND_ADDRESS", "127.0.0.1")
             .env("MC_FORCE_TCP", "1")
-            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -94,12 +97,85 @@ impl Peer {
         }
     }
 
+    /// Memory of `len` bytes, filled from `seed`, not registered.
+    pub(crate) fn allocate(&mut self, len: u64, seed: u64) -> Memory {
+        let answer = self.call(json!({"do": "allocate", "length": len, "seed": seed}));
+        Memory {
+            index: answer["memory"].as_u64().expect("an index"),
+            address: answer["address"].as_u64().expect("an address"),
+        }
+    }
+
+    /// Registers memory; 0 is success.
+    pub(crate) fn register(&mut self, memory: Memory) -> i64 {
+        code(&self.call(json!({"do": "register", "memory": memory.index})))
+    }
+
+    /// Unregisters memory; 0 is success.
+    pub(crate) fn unregister(&mut self, memory: Memory) -> i64 {
+        code(&self.call(json!({"do": "unregister", "memory": memory.index})))
+    }
+
+    /// Writes bytes of a seed's stream, from `start`, into a range.
+    pub(crate) fn fill(&mut self, memory: Memory, offset: u64, len: u64, seed: u64, start: u64) {
+        self.call(json!({
+            "do": "fill", "memory": memory.index, "offset": offset, "length": len,
+            "seed": seed, "start": start,
+        }));
+    }
+
+    /// Lets the peer compare its own bytes with those of a seed's stream.
+    #[track_caller]
+    pub(crate) fn assert_holds(
+        &mut self,
+        memory: Memory,
+        offset: u64,
+        len: u64,
+        seed: u64,
+        start: u64,
+    ) {
+        let answer = self.call(json!({
+            "do": "check", "memory": memory.index, "offset": offset, "length": len,
+            "seed": seed, "start": start,
+        }));
+        assert_eq!(answer["checked"], len);
+        assert_eq!(
+            answer["equal"], true,
+            "the peer's bytes differ at {}",
+            answer["differs_at"]
+        );
+    }
+
+    /// One batch of the real engine, to its end; 0 is success. An item is
+    /// (offset in `memory`, absolute address at `session`, length).
+    pub(crate) fn transfer(
+        &mut self,
+        op: &str,
+        session: &str,
+        memory: Memory,
+        items: &[(u64, u64, u64)],
+    ) -> i64 {
+        code(&self.call(json!({
+            "do": "transfer", "op": op, "session": session, "memory": memory.index,
+            "items": items,
+        })))
+    }
+
+    /// The process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Ends the process at once, as a crash would.
     pub(crate) fn kill(&mut self) {
         // It may have ended by itself, which is what is wanted.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn code(answer: &Value) -> i64 {
+    answer["code"].as_i64().expect("a code")
 }
 
 impl Drop for Peer {
