@@ -34,6 +34,11 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts an engine on loopback.
     pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts an engine with environment variables of its own.
+    pub(crate) fn start_with(variables: &[(&str, &str)]) -> Self {
         let python = std::env::var_os("EC_FIXTURE_PYTHON")
             .expect("EC_FIXTURE_PYTHON is not set: run this test with `cargo xtask test`");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peer/peer.py");
@@ -41,6 +46,7 @@ impl Peer {
             .arg(script)
             .env("MC_TCP_BIND_ADDRESS", "127.0.0.1")
             .env("MC_FORCE_TCP", "1")
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
