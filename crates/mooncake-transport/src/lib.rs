@@ -13,6 +13,8 @@
 //! - `tcp` (default): the native engine over TCP. Linux.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
+#![doc = ""]
+#![cfg_attr(feature = "tcp", doc = include_str!("../README.md"))]
 
 mod batch;
 mod engine;
