@@ -34,7 +34,7 @@ fn check_control(request: &[u8], reply: Option<&[u8]>) {
     assert_serves(&target, &slab);
 }
 
-// MUST: 3.2
+// row: W3.2b
 #[test]
 fn control_frames_of_no_bytes_or_too_many_are_closed_without_a_reply() {
     check_control(&0u64.to_le_bytes(), None);
@@ -45,7 +45,7 @@ fn control_frames_of_no_bytes_or_too_many_are_closed_without_a_reply() {
     check_control(&notify, None);
 }
 
-// MUST: 3.2
+// row: W3.2b
 #[test]
 fn control_frames_up_to_exactly_the_limit_are_served() {
     let mut text = br#"{"name":"n","notify_msg":"m"}"#.to_vec();
@@ -70,7 +70,7 @@ fn long_metadata_requests_are_drained_and_answered() {
     assert_eq!(reply.last(), Some(&b'\n'));
 }
 
-// MUST: 3.3
+// row: W3.3a, W3.3b
 #[test]
 fn unknown_frame_types_are_closed_and_the_old_protocol_is_answered() {
     for byte in [4u8, 9, 0x20, 0x5B, 0x7A, 0x7C, 0x7F, 0x80, 0xFF] {
@@ -91,7 +91,7 @@ fn unknown_frame_types_are_closed_and_the_old_protocol_is_answered() {
     );
 }
 
-// MUST: 3.4
+// row: W3.5b, W13.1369
 #[test]
 fn malformed_control_text_is_closed_without_a_reply() {
     for text in [
@@ -115,7 +115,7 @@ fn malformed_control_text_is_closed_without_a_reply() {
     }
 }
 
-// MUST: 3.5
+// row: W3.5b, W13.1369
 #[test]
 fn control_requests_that_kill_a_real_peer_are_dropped() {
     for text in [
@@ -142,6 +142,7 @@ fn control_requests_that_kill_a_real_peer_are_dropped() {
     }
 }
 
+// row: W9b
 #[test]
 fn lenient_notifications_are_taken_as_real_peers_take_them() {
     let target = engine();
@@ -173,7 +174,6 @@ fn lenient_notifications_are_taken_as_real_peers_take_them() {
     );
 }
 
-// MUST: 4.2
 #[test]
 fn any_metadata_request_gets_the_whole_descriptor() {
     let target = engine();
@@ -190,7 +190,7 @@ fn any_metadata_request_gets_the_whole_descriptor() {
     }
 }
 
-// MUST: 3.4
+// row: W3.4e
 #[test]
 fn a_second_request_on_a_control_connection_is_never_read() {
     let probe = encode_frame(FrameKind::Probe, b"{}");
@@ -200,7 +200,7 @@ fn a_second_request_on_a_control_connection_is_never_read() {
     );
 }
 
-// MUST: 3.4
+// row: W3.4e
 #[test]
 fn a_control_client_may_half_close_and_the_server_does_so_after_its_reply() {
     let target = engine();
@@ -224,7 +224,7 @@ fn a_control_client_may_half_close_and_the_server_does_so_after_its_reply() {
     );
 }
 
-// MUST: 3.4
+// row: W3.4e
 #[test]
 fn a_control_frame_that_trickles_in_is_served() {
     let target = engine();
@@ -239,7 +239,7 @@ fn a_control_frame_that_trickles_in_is_served() {
     );
 }
 
-// MUST: 3.4
+// row: W3.4d
 #[test]
 fn stalled_control_clients_delay_nobody_and_are_closed_in_time() {
     let target = hasty_engine();
@@ -318,7 +318,7 @@ fn check_rejected(target: &TcpEngine, request: [u8; 24]) {
     assert!(read_to_close(&mut stream).is_empty());
 }
 
-// MUST: 7.4
+// row: W7.4a, W13.2313
 #[test]
 fn every_range_that_is_not_inside_one_registration_is_rejected() {
     let target = engine();
@@ -349,7 +349,7 @@ fn every_range_that_is_not_inside_one_registration_is_rejected() {
     assert_serves(&target, &whole);
 }
 
-// MUST: 7.1
+// row: W7.1b
 #[test]
 fn unknown_operations_are_rejected_and_never_answered_with_data() {
     let target = engine();
@@ -370,6 +370,7 @@ fn unknown_operations_are_rejected_and_never_answered_with_data() {
     assert_serves(&target, &slab);
 }
 
+// row: W7.3b
 #[test]
 fn a_write_to_read_only_memory_is_rejected_and_stores_nothing() {
     let target = engine();
@@ -385,7 +386,7 @@ fn a_write_to_read_only_memory_is_rejected_and_stores_nothing() {
     assert_eq!(bytes(&slab, 0, 4), [0; 4]);
 }
 
-// MUST: 7.4
+// row: W7.4c
 #[test]
 fn a_rejection_can_be_read_although_the_payload_was_sent_anyway() {
     let target = engine();
@@ -399,7 +400,7 @@ fn a_rejection_can_be_read_although_the_payload_was_sent_anyway() {
     }
 }
 
-// MUST: 7.4
+// row: W7.4c
 #[test]
 fn a_rejected_peer_that_does_not_close_is_closed_in_time() {
     let target = hasty_engine();
@@ -416,6 +417,7 @@ fn a_rejected_peer_that_does_not_close_is_closed_in_time() {
     }
 }
 
+// row: W7.4c
 #[test]
 fn a_rejected_flood_is_drained_only_up_to_the_bound() {
     let target = engine_with(|config| {
@@ -436,7 +438,6 @@ fn a_rejected_flood_is_drained_only_up_to_the_bound() {
     }
 }
 
-// MUST: 7.3
 #[test]
 fn version_1_requests_are_served_and_may_be_mixed_with_version_2() {
     let target = engine();
@@ -474,7 +475,6 @@ fn version_1_requests_are_served_and_may_be_mixed_with_version_2() {
     assert!(read_to_close(&mut stream).is_empty());
 }
 
-// MUST: 7.5
 #[test]
 fn pipelined_requests_are_answered_in_order() {
     let target = engine();
@@ -501,7 +501,6 @@ fn pipelined_requests_are_answered_in_order() {
     }
 }
 
-// MUST: 7.6
 #[test]
 fn a_write_that_is_cut_short_stores_what_arrived_and_nothing_else() {
     let target = engine();
@@ -519,7 +518,7 @@ fn a_write_that_is_cut_short_stores_what_arrived_and_nothing_else() {
     assert_serves(&target, &slab);
 }
 
-// MUST: 7.6
+// row: W7.6a
 #[test]
 fn a_peer_may_half_close_after_a_write_and_still_gets_its_acknowledgement() {
     let target = engine();
@@ -534,7 +533,7 @@ fn a_peer_may_half_close_after_a_write_and_still_gets_its_acknowledgement() {
     assert_eq!(read_to_close(&mut stream), Status::Ok.encode());
 }
 
-// MUST: 7.3
+// row: W7.3a, W13.2086
 #[test]
 fn an_acknowledgement_means_that_every_byte_is_in_memory() {
     let target = engine();
@@ -575,6 +574,7 @@ fn a_truncated_header_is_closed_on_half_close_and_after_the_deadline() {
     assert_serves(&target, &slab);
 }
 
+// row: W8.2a
 #[test]
 fn a_slow_loris_lives_while_it_moves_and_dies_when_it_stops() {
     let target = hasty_engine();
@@ -596,6 +596,7 @@ fn a_slow_loris_lives_while_it_moves_and_dies_when_it_stops() {
     assert_serves(&target, &slab);
 }
 
+// row: W8.2a
 #[test]
 fn a_peer_that_never_reads_is_closed_after_the_deadline() {
     let target = hasty_engine();
@@ -613,7 +614,7 @@ fn a_peer_that_never_reads_is_closed_after_the_deadline() {
     assert!(received.len() < 64 << 20);
 }
 
-// MUST: 7.6, 8.3
+// row: W8.3a
 #[test]
 fn idle_data_connections_are_never_closed() {
     let target = hasty_engine();
@@ -635,7 +636,7 @@ fn idle_data_connections_are_never_closed() {
     }
 }
 
-// MUST: 7.6
+// row: W8.3a
 #[test]
 fn a_thousand_idle_and_half_sent_connections_slow_nobody_down() {
     let target = engine();
@@ -717,6 +718,7 @@ fn a_peer_that_vanishes_while_it_is_sent_to_leaves_nothing_behind() {
     assert_eq!(std::sync::Arc::strong_count(&slab), 1);
 }
 
+// row: W13.1369
 #[test]
 fn random_bytes_on_either_listener_end_in_a_close_and_harm_nobody() {
     let target = hasty_engine();

@@ -68,7 +68,7 @@ fn serve_write(stream: &mut std::net::TcpStream) -> Vec<u8> {
     payload
 }
 
-// MUST: 7.1, 7.3, 16 what is sent
+// row: W7.1a, W7.3c
 #[test]
 fn a_write_is_one_header_and_its_payload_as_documented() {
     let f = fixture();
@@ -126,7 +126,7 @@ fn a_read_takes_status_and_payload_however_they_come() {
     }
 }
 
-// MUST: 7.7, 7.4
+// row: W7.4b, W7.7a
 #[test]
 fn an_early_rejection_aborts_the_send_and_is_what_is_reported() {
     let f = fixture();
@@ -145,7 +145,7 @@ fn an_early_rejection_aborts_the_send_and_is_what_is_reported() {
     }
 }
 
-// MUST: 7.2, 7.7
+// row: W7.2a, W7.2b, W7.7d
 #[test]
 fn garbage_and_unknown_codes_are_failures_and_end_the_connection() {
     let f = fixture();
@@ -169,7 +169,7 @@ fn garbage_and_unknown_codes_are_failures_and_end_the_connection() {
     }
 }
 
-// MUST: 7.7
+// row: W7.7b
 #[test]
 fn an_ok_before_the_body_is_remembered_and_the_body_is_sent_in_full() {
     let f = fixture();
@@ -208,7 +208,7 @@ fn a_peer_that_closes_on_the_way_ends_the_task() {
     }
 }
 
-// MUST: 8.2
+// row: W8.2a, W13.2086, W13.3542
 #[test]
 fn a_missing_status_leaves_the_peer_unknown_after_its_deadline() {
     let f = fixture();
@@ -228,6 +228,7 @@ fn a_missing_status_leaves_the_peer_unknown_after_its_deadline() {
     assert!(support::read_to_close(&mut stream).is_empty());
 }
 
+// row: W8.2a, W13.3542
 #[test]
 fn a_peer_that_never_reads_stalls_the_task_and_those_behind_it_only_once() {
     let f = fixture();
@@ -254,8 +255,9 @@ fn a_peer_that_never_reads_stalls_the_task_and_those_behind_it_only_once() {
     assert_eq!(ended.count(), 36);
 }
 
+// row: W7.7c, W13.4247
 #[test]
-fn a_read_that_stops_half_way_is_unknown_after_the_deadline() {
+fn a_read_that_stops_half_way_is_unknown_after_the_deadline_and_stores_nothing_later() {
     let f = fixture();
     let batch = f.submit(Op::Read, 100);
     let mut stream = f.peer.accept_data();
@@ -266,6 +268,52 @@ fn a_read_that_stops_half_way_is_unknown_after_the_deadline() {
         remote(&batch),
         Remote::Unknown(Reason::Stalled { timeout_ms: 400 })
     );
+    f.local.copy_in(0, &[9; 100]).unwrap();
+    // The connection may be gone already, which is as good.
+    let _ = stream.write_all(&[1; 50]);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(support::bytes(&f.local, 0, 100), [9; 100]);
+}
+
+struct CountedDrop(Arc<AtomicUsize>);
+
+impl Drop for CountedDrop {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+// row: W7.7c, W13.1267, W13.4247
+#[test]
+fn a_task_that_timed_out_is_reported_only_once_its_bytes_are_not_read_any_more() {
+    let f = fixture();
+    fill(&f.local, 0, 6, 32 << 20);
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let hold = Box::new(CountedDrop(Arc::clone(&dropped)));
+    let held = Task {
+        hold,
+        ..f.task(Op::Write, 32 * MIB)
+    };
+    let batch = f.engine.submit(vec![held]).unwrap();
+    let mut stream = f.peer.accept_data();
+    read_header(&mut stream);
+    std::thread::sleep(Duration::from_millis(150));
+    assert_eq!(
+        dropped.load(Ordering::SeqCst),
+        0,
+        "given up while bytes were on their way"
+    );
+    assert!(batch.poll().is_none());
+    assert_eq!(
+        remote(&batch),
+        Remote::Unknown(Reason::Stalled { timeout_ms: 400 })
+    );
+    assert_eq!(dropped.load(Ordering::SeqCst), 1);
+    // Whoever owned the range may use it again, and the peer sees nothing of that.
+    f.local.copy_in(0, &vec![0xFF; 32 << 20]).unwrap();
+    let received = support::read_to_close(&mut stream);
+    assert!(received.len() < 32 << 20);
+    assert!(received[..] == pattern(6, 32 << 20)[..received.len()]);
 }
 
 #[test]
@@ -282,7 +330,7 @@ fn slow_progress_is_progress() {
     assert_eq!(remote(&batch), Remote::Applied);
 }
 
-// MUST: 8.3
+// row: W8.3b, W8.3c
 #[test]
 fn a_peer_that_closes_after_each_request_never_fails_a_task() {
     let f = fixture();
@@ -304,7 +352,7 @@ fn a_peer_that_closes_after_each_request_never_fails_a_task() {
     });
 }
 
-// MUST: 8.3
+// row: W8.3b
 #[test]
 fn an_idle_lane_that_the_peer_closed_is_noticed_before_it_is_used() {
     let f = fixture();
@@ -320,7 +368,7 @@ fn an_idle_lane_that_the_peer_closed_is_noticed_before_it_is_used() {
     assert_eq!(remote(&batch), Remote::Applied);
 }
 
-// MUST: 8.3
+// row: W8.3b, W7.7d
 #[test]
 fn an_idle_lane_with_unexpected_bytes_is_not_used_again() {
     let f = fixture();
@@ -337,7 +385,7 @@ fn an_idle_lane_with_unexpected_bytes_is_not_used_again() {
     assert!(support::read_to_close(&mut first).is_empty());
 }
 
-// MUST: 8.3
+// row: W8.3c
 #[test]
 fn a_reused_connection_that_dies_before_any_reply_is_retried_once_on_a_fresh_one() {
     let f = fixture();
@@ -365,7 +413,7 @@ fn a_reused_connection_that_dies_before_any_reply_is_retried_once_on_a_fresh_one
     assert_eq!(remote(&batch), Remote::Ended(Reason::Closed));
 }
 
-// MUST: 8.3
+// row: W8.3c
 #[test]
 fn a_first_connection_that_dies_is_not_retried() {
     let f = fixture();
@@ -379,6 +427,7 @@ fn a_first_connection_that_dies_is_not_retried() {
     assert!(f.peer.data.accept().is_err());
 }
 
+// row: W8.3c
 #[test]
 fn a_reused_connection_with_a_reply_byte_is_not_retried() {
     let f = fixture();
@@ -394,6 +443,7 @@ fn a_reused_connection_with_a_reply_byte_is_not_retried() {
     assert_eq!(remote(&batch), Remote::Ended(Reason::Closed));
 }
 
+// row: W8.3c
 #[test]
 fn our_own_deadline_is_never_followed_by_a_retry() {
     let f = fixture();
@@ -412,7 +462,7 @@ fn our_own_deadline_is_never_followed_by_a_retry() {
     assert!(f.peer.data.accept().is_err());
 }
 
-// MUST: 8.1, 13 connections are few and kept
+// row: W13.995
 #[test]
 fn many_tasks_share_at_most_four_lanes() {
     let f = fixture_with(engine(), MIB);
@@ -460,7 +510,7 @@ fn giving_a_segment_up_closes_its_lanes() {
     assert!(support::read_to_close(&mut stream).is_empty());
 }
 
-// MUST: 6 descriptor refetched on connect failure, rate limited
+// row: W6c
 #[test]
 fn a_refused_data_port_leads_to_one_fetch_of_the_descriptor_per_second() {
     let mut f = fixture();
@@ -546,7 +596,7 @@ fn a_peer_that_does_not_accept_fails_the_task_in_time() {
     assert!(start.elapsed() < Duration::from_secs(3));
 }
 
-// MUST: 13 (#682) fall back to the control address
+// row: W13.682
 #[test]
 fn an_unreachable_data_host_falls_back_to_the_host_that_answered_for_control() {
     let engine = hasty_engine();
@@ -570,7 +620,7 @@ fn an_unreachable_data_host_falls_back_to_the_host_that_answered_for_control() {
     }
 }
 
-// MUST: 4.3, 5.4, 3.2
+// row: W5.4, W3.2b
 #[test]
 fn unusable_descriptors_are_typed_errors() {
     let engine = hasty_engine();
@@ -646,7 +696,7 @@ fn unusable_descriptors_are_typed_errors() {
     ));
 }
 
-// MUST: 3.2 a reader accepts up to 128 MiB
+// row: W3.2b
 #[test]
 fn a_descriptor_longer_than_real_peers_read_is_accepted() {
     let engine = hasty_engine();
@@ -665,7 +715,7 @@ fn a_descriptor_longer_than_real_peers_read_is_accepted() {
     });
 }
 
-// MUST: 4.2 the request carries a small valid descriptor
+// row: W3.2c, W3.5a, W13.1523
 #[test]
 fn our_metadata_request_is_a_small_descriptor_of_ours() {
     let engine = hasty_engine();
@@ -684,7 +734,30 @@ fn our_metadata_request_is_a_small_descriptor_of_ours() {
     assert!(sent.buffers.is_empty());
 }
 
-// MUST: 3.4 clients wait generously and close promptly
+// row: W3.4b
+#[test]
+fn a_control_request_arrives_in_one_piece() {
+    let engine = engine();
+    let peer = FakePeer::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            use std::io::Read;
+            let (mut stream, _) = peer.control.accept().unwrap();
+            support::limit(&stream);
+            let mut first = vec![0; 4096];
+            let count = stream.read(&mut first).unwrap();
+            let len = u64::from_le_bytes(first[..8].try_into().unwrap());
+            assert_eq!(count as u64, 8 + len);
+            let reply = peer.descriptor().encode();
+            stream
+                .write_all(&encode_frame(FrameKind::Metadata, reply.as_bytes()))
+                .unwrap();
+        });
+        engine.open_segment(&peer.name()).unwrap();
+    });
+}
+
+// row: W3.4c
 #[test]
 fn a_control_reply_that_never_comes_is_a_typed_error_after_its_deadline() {
     let engine = hasty_engine();
@@ -714,7 +787,7 @@ fn a_control_reply_that_never_comes_is_a_typed_error_after_its_deadline() {
     );
 }
 
-// MUST: 3.4 clients close as soon as they have the reply
+// row: W3.4a
 #[test]
 fn a_control_connection_is_closed_as_soon_as_the_reply_is_there() {
     let engine = engine();
@@ -739,7 +812,7 @@ fn a_control_connection_is_closed_as_soon_as_the_reply_is_there() {
     });
 }
 
-// MUST: 5.3 notifications go to the name in the descriptor
+// row: W3.5a
 #[test]
 fn notifications_go_to_the_name_in_the_descriptor_and_an_empty_answer_refuses_them() {
     let engine = hasty_engine();

@@ -73,6 +73,7 @@ fn writes_and_reads_of_every_size_arrive_byte_for_byte() {
     }
 }
 
+// row: W13.4209
 #[test]
 fn thousands_of_tasks_in_one_batch_all_arrive() {
     let (source, target) = (engine(), engine());
@@ -81,8 +82,8 @@ fn thousands_of_tasks_in_one_batch_all_arrive() {
     let _registration = register(&target, &remote);
     let segment = source.open_segment(target.session()).unwrap();
     fill(&local, 0, 1, 4 << 20);
-    let count = 5_000;
-    let size = 800;
+    let count = 20_000;
+    let size = 200;
     let tasks = (0..count)
         .map(|index| {
             let at = index * size;
@@ -140,7 +141,7 @@ fn batches_of_many_threads_in_both_directions_do_not_disturb_each_other() {
     });
 }
 
-// MUST: 7.4 zero-length transfers are completed locally
+// row: W7.4d
 #[test]
 fn a_zero_length_task_needs_no_peer() {
     let source = engine();
@@ -157,7 +158,7 @@ fn a_zero_length_task_needs_no_peer() {
     );
 }
 
-// MUST: 6 buffers registered after the descriptor was cached are usable; the initiator never rejects
+// row: W6a, W6b
 #[test]
 fn memory_registered_after_the_segment_was_opened_is_reachable_at_once() {
     let (source, target) = (engine(), engine());
@@ -239,6 +240,7 @@ impl Drop for CountedDrop {
     }
 }
 
+// row: W7.7c, W13.1267
 #[test]
 fn holds_are_dropped_before_the_batch_reports_and_exactly_once() {
     let (source, target) = (engine(), engine());
@@ -289,6 +291,7 @@ fn a_hold_that_panics_does_not_stop_the_engine() {
     assert_eq!(run_one(&source, second), Remote::Applied);
 }
 
+// row: W13.769
 #[test]
 fn a_dropped_batch_runs_to_its_end() {
     let (source, target) = (engine(), engine());
@@ -446,7 +449,7 @@ fn a_segment_is_opened_once_and_spelled_with_or_without_slashes() {
     ));
 }
 
-// MUST: 6 a restarted target is found again
+// row: W6c, W13.3072
 #[test]
 fn a_peer_that_restarts_on_another_data_port_is_found_again() {
     let source = engine();
@@ -551,6 +554,7 @@ fn an_engine_that_a_hold_keeps_alive_can_be_dropped_by_its_own_thread() {
     drop(registration);
 }
 
+// row: W13.2313
 #[test]
 fn unregistering_during_inbound_writes_cuts_them_off_and_frees_the_memory() {
     let (source, target) = (engine(), engine());
@@ -607,6 +611,7 @@ fn overlapping_registrations_are_refused() {
     drop(register(&target, &remote));
 }
 
+// row: W9b
 #[test]
 fn notifications_arrive_in_order_and_are_taken_once() {
     let (source, target) = (engine(), engine());
@@ -637,7 +642,7 @@ fn notifications_arrive_in_order_and_are_taken_once() {
     ));
 }
 
-// MUST: 9 the notification queue is bounded
+// row: W9a
 #[test]
 fn notifications_that_nobody_takes_are_dropped_oldest_first() {
     let source = engine();
@@ -682,7 +687,7 @@ fn an_engine_can_transfer_to_itself() {
     assert_pattern(&remote, 0, 4, 1 << 20);
 }
 
-// MUST: 5.2, 5.3 what is published
+// row: W5.2a, W5.2b, W5.3, W13.682
 #[test]
 fn the_descriptor_names_what_peers_can_dial() {
     let target = engine_with(|config| config.advertise = Some("localhost".into()));
@@ -739,6 +744,7 @@ fn ipv6_names_are_bracketed_and_reachable() {
     assert_eq!(run_one(&source, write), Remote::Applied);
 }
 
+// row: W5.2b, W13.736
 #[test]
 fn ports_in_use_and_wildcards_are_typed_errors() {
     let first = engine();
@@ -803,4 +809,32 @@ fn engines_start_and_stop_without_leaving_threads_or_descriptors() {
     }
     // Other tests of this process open and close descriptors at the same time.
     assert!(count() < before + 60, "{} then {}", before, count());
+}
+
+// row: W13.736
+#[test]
+fn engines_that_start_at_once_all_get_ports_of_their_own() {
+    let engines: Vec<_> = std::thread::scope(|scope| {
+        let starting: Vec<_> = (0..16).map(|_| scope.spawn(engine)).collect();
+        starting
+            .into_iter()
+            .map(|engine| engine.join().unwrap())
+            .collect()
+    });
+    for pair in 0..engines.len() {
+        let next = &engines[(pair + 1) % engines.len()];
+        engines[pair].probe(next.session()).unwrap();
+    }
+    let mut ports: Vec<_> = engines
+        .iter()
+        .flat_map(|engine| {
+            [
+                engine.control_address().port(),
+                engine.data_address().port(),
+            ]
+        })
+        .collect();
+    ports.sort();
+    ports.dedup();
+    assert_eq!(ports.len(), 32);
 }

@@ -257,6 +257,7 @@ impl FromStr for Subnet {
 mod tests {
     use super::*;
 
+    // row: W5.2b
     #[test]
     fn a_wildcard_needs_an_advertised_host() {
         let mut config = TcpConfig {

@@ -249,7 +249,7 @@ mod tests {
         }
     }
 
-    // MUST: 3.3, 4.1 requests and replies
+    // row: W3.3a
     #[test]
     fn every_request_gets_the_reply_of_its_type() {
         check(
@@ -274,7 +274,6 @@ mod tests {
         check(&untyped, Some(&reply));
     }
 
-    // MUST: 3.4, 3.5 malformed input
     #[test]
     fn malformed_requests_are_closed_without_a_reply() {
         for (kind, text) in [
@@ -295,7 +294,7 @@ mod tests {
         assert_eq!(server.want(), ServerWant::Close);
     }
 
-    // MUST: 3.4 one request per connection
+    // row: W3.4e
     #[test]
     fn a_second_request_is_never_read() {
         let mut bytes = encode_frame(FrameKind::Probe, b"{}");
@@ -338,7 +337,6 @@ mod tests {
         }
     }
 
-    // MUST: 4.1 failure signals
     #[test]
     fn bad_replies_are_typed_errors() {
         let check = |bytes: &[u8], expected: ControlError| {

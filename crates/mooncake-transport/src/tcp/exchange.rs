@@ -327,7 +327,7 @@ mod tests {
         }
     }
 
-    // MUST: 7.7 an OK before the body has been sent
+    // row: W7.7b
     #[test]
     fn an_early_ok_is_remembered_until_the_body_has_been_sent() {
         let mut exchange = exchange(Op::Write);
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(outcome(&exchange), (Remote::Applied, true, false));
     }
 
-    // MUST: 7.7 early rejection or garbage aborts the send
+    // row: W7.2a, W7.2b, W7.7a
     #[test]
     fn an_early_rejection_or_garbage_ends_the_request() {
         for (bytes, remote) in [
@@ -363,7 +363,7 @@ mod tests {
         }
     }
 
-    // MUST: 7.4 the real reason after a failed send
+    // row: W7.4b
     #[test]
     fn a_rejection_is_found_behind_a_failed_send() {
         let mut exchange = exchange(Op::Write);

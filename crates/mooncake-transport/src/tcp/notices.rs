@@ -61,7 +61,7 @@ mod tests {
         }
     }
 
-    // MUST: 9 the queue is bounded
+    // row: W9a
     #[test]
     fn the_oldest_are_dropped_and_counted() {
         let mut queue = NoticeQueue::new(2, 100);

@@ -415,7 +415,6 @@ mod tests {
         Reason::Closed
     }
 
-    // MUST: 8.1 lanes
     #[test]
     fn lanes_are_opened_for_queued_work_up_to_the_limit() {
         let mut f = fixture(4, 2);
@@ -441,7 +440,7 @@ mod tests {
         assert_eq!(f.step(), Step::Assign(key, 7));
     }
 
-    // MUST: 8.3 retry on a fresh connection
+    // row: W8.3c
     #[test]
     fn a_retried_job_gets_a_fresh_connection_and_never_a_used_one() {
         let mut f = fixture(2, 2);
@@ -464,7 +463,7 @@ mod tests {
         assert_eq!(f.connect().1, Some(9));
     }
 
-    // MUST: 6 refresh after a connect failure
+    // row: W6c
     #[test]
     fn when_no_lane_connects_the_descriptor_is_fetched_once() {
         let mut f = fixture(2, 3);
@@ -505,7 +504,7 @@ mod tests {
         );
     }
 
-    // MUST: 6 refresh is rate limited, 13 no cooldown for work
+    // row: W6c
     #[test]
     fn fetches_are_rate_limited_and_work_is_not_held_back_for_them() {
         let mut f = fixture(1, 1);

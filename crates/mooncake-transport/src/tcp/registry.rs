@@ -214,7 +214,7 @@ mod tests {
             .is_some()
     }
 
-    // MUST: 7.4 every refused range
+    // row: W7.4a
     #[test]
     fn a_range_is_admitted_only_inside_one_registration() {
         let mut registry = registry();
@@ -280,7 +280,7 @@ mod tests {
         }
     }
 
-    // MUST: 6 unregistering takes effect on the next request
+    // row: W6b
     #[test]
     fn a_removed_registration_admits_nothing_and_its_id_removes_no_other() {
         let mut registry = registry();
@@ -292,7 +292,7 @@ mod tests {
         assert!(admits(&registry, Op::Read, 1000, 1));
     }
 
-    // MUST: 3.2 the descriptor stays readable for peers
+    // row: W3.2a
     #[test]
     fn the_descriptor_is_kept_within_what_peers_read() {
         let mut registry = Registry::new("127.0.0.1:1".into(), "127.0.0.1".into(), 2, 1024);
@@ -312,7 +312,7 @@ mod tests {
         assert!(len <= 1024 && len + 60 > 1024, "{len}");
     }
 
-    // MUST: 5.2 what is published
+    // row: W5.2a
     #[test]
     fn the_descriptor_lists_what_is_registered() {
         let mut registry = registry();

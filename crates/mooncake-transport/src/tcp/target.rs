@@ -316,7 +316,6 @@ mod tests {
         last.unwrap()
     }
 
-    // MUST: 7.3, 7.5 exchanges and sequencing
     #[test]
     fn requests_of_either_version_follow_one_another_split_anywhere() {
         let ok = Status::Ok.encode();
@@ -344,6 +343,7 @@ mod tests {
         assert_eq!(target.patience(), Patience::Unlimited);
     }
 
+    // row: W7.3a
     #[test]
     fn an_acknowledgement_waits_until_the_bytes_are_in_place() {
         let mut target = Target::new(DRAIN);
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(target.want(), Want::Send(&Status::Ok.encode(), 0));
     }
 
-    // MUST: 7.4 rejection
+    // row: W7.3b, W7.4c
     #[test]
     fn a_rejected_request_is_answered_and_drained_within_bounds() {
         let mut bytes = header(Op::Write, DataVersion::V2).encode().to_vec();
@@ -379,7 +379,7 @@ mod tests {
         }
     }
 
-    // MUST: 7.1 unknown opcodes
+    // row: W7.1b
     #[test]
     fn unknown_operations_are_rejected_and_never_served() {
         for opcode in [0x82, 0xFF, 0x8F] {

@@ -379,7 +379,6 @@ mod tests {
         FrameDecoder::new(FrameLimits::CLIENT).push(bytes)
     }
 
-    // MUST: 3.1 framing, 16 byte-exact examples
     #[test]
     fn frames_are_as_on_the_wire() {
         assert_eq!(
@@ -395,6 +394,7 @@ mod tests {
         );
     }
 
+    // row: W3.5a, W9b
     #[test]
     fn notifications_are_as_on_the_wire() {
         let notice = Notice {
@@ -433,7 +433,7 @@ mod tests {
         }
     }
 
-    // MUST: 3.2 limits
+    // row: W3.2b
     #[test]
     fn lengths_from_one_to_the_limit_are_accepted_and_no_others() {
         let length = |len: u64, kind: u8| [&len.to_le_bytes()[..], &[kind]].concat();
@@ -469,7 +469,7 @@ mod tests {
         assert_eq!(server(&exact), Ok(None));
     }
 
-    // MUST: 3.3 unknown types and the old protocol
+    // row: W3.3b
     #[test]
     fn every_type_byte_but_the_known_ones_and_an_open_brace_is_refused() {
         for byte in 0..=u8::MAX {
@@ -503,7 +503,7 @@ mod tests {
         assert!(body.capacity() < 1024);
     }
 
-    // MUST: 3.5 inputs that kill a real peer
+    // row: W3.5b, W13.1369
     #[test]
     fn inputs_that_kill_real_peers_are_typed_errors() {
         for body in [

@@ -157,7 +157,6 @@ mod tests {
         assert_eq!(Header::decode(&bytes), Ok(header));
     }
 
-    // MUST: 7.1 header bytes, 16 byte-exact examples
     #[test]
     fn request_headers_are_24_bytes_as_on_the_wire() {
         let request = |op, version| Header {
@@ -179,6 +178,7 @@ mod tests {
         check(request(Op::Read, DataVersion::V1), bytes(0x00));
     }
 
+    // row: W7.1a
     #[test]
     fn padding_is_sent_as_zero_and_ignored_when_received() {
         let header = Header {
@@ -210,7 +210,6 @@ mod tests {
         }
     }
 
-    // MUST: 7.2 status frames, 16 byte-exact examples
     #[test]
     fn status_frames_are_as_on_the_wire() {
         let cases = [

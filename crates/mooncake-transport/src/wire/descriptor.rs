@@ -460,7 +460,7 @@ mod tests {
         ))
     }
 
-    // MUST: 5.2 what is published
+    // row: W5.2a
     #[test]
     fn the_published_form_is_what_real_peers_publish() {
         assert_eq!(wheel().encode(), WHEEL);
@@ -487,7 +487,7 @@ mod tests {
         );
     }
 
-    // MUST: 5.4 everything a real decoder accepts
+    // row: W5.4
     #[test]
     fn missing_members_take_the_defaults_of_real_peers() {
         let least = with("").unwrap();
@@ -529,6 +529,7 @@ mod tests {
         assert_eq!(descriptor.buffers[0].address, 18_446_744_073_709_551_000);
     }
 
+    // row: W5.4
     #[test]
     fn one_incomplete_buffer_refuses_the_descriptor() {
         for entry in [
@@ -546,6 +547,7 @@ mod tests {
         }
     }
 
+    // row: W5.4
     #[test]
     fn wrongly_typed_members_are_typed_errors() {
         let wrong = |member| Err(DescriptorError::Json(JsonError::WrongType { member }));
@@ -566,7 +568,7 @@ mod tests {
         assert_eq!(with(r#","buffers":[5]"#), wrong("buffers"));
     }
 
-    // MUST: 4.3, 5.4 replies that are no descriptor
+    // row: W5.4
     #[test]
     fn replies_that_are_no_descriptor_are_clean_errors() {
         assert_eq!(decode("null"), Err(DescriptorError::Null));
@@ -611,7 +613,7 @@ mod tests {
         }
     }
 
-    // MUST: 5.4 the array form
+    // row: W5.4
     #[test]
     fn a_list_of_protocols_with_tcp_uses_the_buffers_marked_tcp() {
         let descriptor = with(

@@ -127,7 +127,7 @@ mod tests {
         assert_eq!((parsed.host(), parsed.port()), (host, port), "{name}");
     }
 
-    // MUST: 2.3 parsing a peer name
+    // row: W2.3
     #[test]
     fn names_are_split_in_the_order_real_peers_use() {
         check("10.0.0.1:16001", "10.0.0.1", 16001);
@@ -141,6 +141,7 @@ mod tests {
         check("a:b:9", "a:b", 9);
     }
 
+    // row: W2.3
     #[test]
     fn a_missing_or_bad_port_is_the_default_one() {
         check("host", "host", DEFAULT_PORT);
@@ -150,7 +151,7 @@ mod tests {
         check("[::1]:x", "::1", DEFAULT_PORT);
     }
 
-    // MUST: 6 leading slashes
+    // row: W2.3
     #[test]
     fn leading_slashes_are_dropped() {
         check("//host:5", "host", 5);
