@@ -90,6 +90,21 @@ fn a_window_grows_over_holes_before_it_evicts_a_neighbour() {
 }
 
 #[test]
+fn the_cheaper_of_two_windows_gives_way() {
+    let mut pool = pool(8);
+    resident(&mut pool, 0, 1, &[]);
+    resident(&mut pool, 1, 3, &[]);
+    let _wall = ready(&mut pool, 1);
+    resident(&mut pool, 2, 3, &[]);
+    // 1 becomes the warmest: its window, found from its colder neighbour, loses to that of 2.
+    let lease = pool.acquire(&1).expect("resident");
+    pool.release(lease, &[]).expect("own token");
+    let bytes = ready(&mut pool, 3);
+    assert_eq!(bytes.offset(), 5 * G);
+    assert_eq!(reclaimed(&mut pool), [2]);
+}
+
+#[test]
 fn a_reserve_that_leases_make_impossible_evicts_nothing_and_is_remembered() {
     let mut pool = pool(8);
     for key in 0..4 {

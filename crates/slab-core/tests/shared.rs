@@ -47,6 +47,18 @@ fn lease<X: Send + 'static>(shared: &Shared<X>, key: u64, granules: u64) -> Leas
 }
 
 #[test]
+fn guards_and_handles_may_cross_threads_and_hide_the_pools_types() {
+    fn crosses<T: Send + Sync + 'static>() {}
+    crosses::<SharedPool<String, Vec<u8>, Vec<u8>>>();
+    crosses::<AllocationGuard>();
+    crosses::<LeaseGuard>();
+    let shared = shared(8, ());
+    let hold: Box<dyn std::any::Any + Send> = Box::new(lease(&shared, 1, 1));
+    thread::spawn(move || drop(hold)).join().expect("no panic");
+    assert_eq!(shared.with(|pool, ()| pool.lease_count(&1)), Some(0));
+}
+
+#[test]
 fn dropping_a_guard_gives_its_token_back() {
     let shared = shared(8, ());
     let bytes = take(&shared, 3);
