@@ -24,8 +24,10 @@
 //! Addresses and sessions (the control server adds them), JSON, waiting.
 
 mod book;
+mod end;
 mod machine;
 mod record;
+mod reserve;
 mod tombstone;
 mod types;
 
