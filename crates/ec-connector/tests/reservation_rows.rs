@@ -958,6 +958,30 @@ fn releasing_one_stuck_id_leaves_the_others_and_never_touches_a_live_writer() {
     assert_eq!(rig.machine.writers_outstanding(), 2);
 }
 
+// row: V7, V15
+#[test]
+fn releasing_all_stuck_memory_goes_by_id_so_what_is_forgotten_first_is_repeatable() {
+    let config = {
+        let mut config = ReservationConfig::default();
+        config.tombstones_max = 2;
+        config
+    };
+    let mut rig = Rig::with(ToyPool::new(8192, 256), config);
+    for name in ["d", "a", "e", "c", "b"] {
+        rig.reserve(name, name, 256);
+        rig.cancel(name, CancelKind::Plain);
+    }
+    let now = rig.now();
+    rig.machine
+        .release_stuck(&mut rig.pool, now, Stuck::All, &mut rig.effects);
+    for name in ["a", "b", "c"] {
+        check_grant(rig.reserve(name, name, 256), true, false, false);
+    }
+    for name in ["d", "e"] {
+        rig.reserve_cancelled(name, name, 256);
+    }
+}
+
 // ---- shutdown ----
 
 // row: V17

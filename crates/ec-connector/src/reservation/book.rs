@@ -41,6 +41,14 @@ impl<C: Content> Book<C> {
         self.records.iter()
     }
 
+    /// All ids in an order that does not depend on the hasher, so that the same calls always have
+    /// the same effects.
+    pub(super) fn sorted_ids(&self) -> Vec<TransferId> {
+        let mut ids: Vec<TransferId> = self.records.keys().cloned().collect();
+        ids.sort_unstable();
+        ids
+    }
+
     /// Takes a record out, and with it all that the indexes know of it.
     pub(super) fn lift(&mut self, id: &TransferId) -> Option<Record<C>> {
         let (id, record) = self.records.remove_entry(id)?;

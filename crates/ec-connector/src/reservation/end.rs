@@ -174,8 +174,7 @@ impl<C: Content> Reservations<C> {
             return;
         }
         self.shutting_down = true;
-        let ids: Vec<TransferId> = self.book.iter().map(|(id, _)| id.clone()).collect();
-        for id in ids {
+        for id in self.book.sorted_ids() {
             match self.book.get(&id).map(|record| &record.stage) {
                 Some(Stage::Ready { .. } | Stage::Follower { .. }) => {
                     self.finish(memory, now, &id, End::Cancelled, effects);
@@ -204,7 +203,7 @@ impl<C: Content> Reservations<C> {
         let now = self.clock(now);
         let ids: Vec<TransferId> = match which {
             Stuck::One(id) => vec![id.clone()],
-            Stuck::All => self.book.iter().map(|(id, _)| id.clone()).collect(),
+            Stuck::All => self.book.sorted_ids(),
         };
         let mut released = StuckReleased::default();
         for id in ids {
