@@ -506,6 +506,7 @@ impl<C: Watched> Run<C> {
                 assert_eq!(status.reservation_id, record.reservation);
                 assert_eq!(status.mm_hash, hash(record.hash));
                 assert_eq!(status.tensor, tensor(record.len));
+                assert_eq!(status.cached, !record.written);
             }
         }
         for number in 0..3 {
