@@ -786,6 +786,7 @@ fn answering(frames: &'static [&'static str]) -> (ControlAddress, std::sync::mps
     })
 }
 
+// row: C2.1
 #[test]
 fn a_server_that_never_replies_times_out_and_the_next_request_uses_another_socket() {
     let (send, receive) = std::sync::mpsc::channel();
