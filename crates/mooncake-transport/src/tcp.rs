@@ -74,7 +74,7 @@ struct Segments {
 }
 
 impl TcpEngine {
-    /// Binds both listeners and starts the engine.
+    /// Binds both listeners, unless told not to listen, and starts the engine.
     ///
     /// # Errors
     /// [`EngineError::WildcardBind`], [`EngineError::AdvertisedHost`] and [`EngineError::Setting`]
@@ -82,13 +82,23 @@ impl TcpEngine {
     /// address not this machine's; [`EngineError::Start`].
     pub fn start(config: TcpConfig) -> Result<Self, EngineError> {
         let host = config.check()?;
-        let data = listen(Listener::Data, config.bind, config.data_port)?;
-        let control = listen(Listener::Control, config.bind, config.control_port)?;
+        let open = |listener, port| {
+            config
+                .listen
+                .then(|| listen(listener, config.bind, port))
+                .transpose()
+        };
+        let data = open(Listener::Data, config.data_port)?;
+        let control = open(Listener::Control, config.control_port)?;
         let started = |error: std::io::Error| EngineError::Start {
             source: error.into(),
         };
-        let data_address = data.local_addr().map_err(started)?;
-        let control_address = control.local_addr().map_err(started)?;
+        let address = |listener: &Option<mio::net::TcpListener>| match listener {
+            Some(listener) => listener.local_addr().map_err(started),
+            None => Ok(SocketAddr::new(config.bind, 0)),
+        };
+        let data_address = address(&data)?;
+        let control_address = address(&control)?;
         let session = PeerName::new(&host, control_address.port())
             .map_err(|source| EngineError::AdvertisedHost {
                 host: host.clone(),
@@ -139,12 +149,12 @@ impl TcpEngine {
         })
     }
 
-    /// Returns the address of the control listener.
+    /// Returns the address of the control listener; port 0 if there is none.
     pub fn control_address(&self) -> SocketAddr {
         self.control_address
     }
 
-    /// Returns the address of the data listener.
+    /// Returns the address of the data listener; port 0 if there is none.
     pub fn data_address(&self) -> SocketAddr {
         self.data_address
     }
@@ -244,6 +254,11 @@ impl Engine for TcpEngine {
                 return Err(EngineError::UnusableMemory { address, len });
             }
             return Ok(Registration::new(memory, access, Box::new(|| Ok(()))));
+        }
+        if !self.shared.config.listen {
+            return Err(EngineError::Unsupported {
+                call: "register for peers without listeners",
+            });
         }
         let id = self
             .shared

@@ -100,8 +100,10 @@ pub(crate) fn run(args: &PushArgs) -> Result<Outcome, Failure> {
 }
 
 pub(crate) fn start_producer(timeout: Duration) -> Result<Producer, Failure> {
-    let engine =
-        TcpEngine::start(TcpConfig::default()).context("cannot start the transfer engine")?;
+    let mut engine_config = TcpConfig::default();
+    // Nobody has business connecting to a producer.
+    engine_config.listen = false;
+    let engine = TcpEngine::start(engine_config).context("cannot start the transfer engine")?;
     let mut config = ProducerConfig::default();
     config.push.timeout_ms = u64::try_from(timeout.as_millis())
         .unwrap_or(u64::MAX)

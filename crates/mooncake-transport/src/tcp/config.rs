@@ -20,6 +20,9 @@ pub struct TcpConfig {
     pub control_port: Option<u16>,
     /// Port of the data listener; any free one if `None`.
     pub data_port: Option<u16>,
+    /// Whether peers may connect. Without listeners the engine only initiates: it registers memory
+    /// for local access alone, and its session names port 0, which nobody can dial.
+    pub listen: bool,
     /// Who may connect; everybody if empty.
     pub allow_from: Vec<Subnet>,
     /// Bounds of every queue and connection count.
@@ -35,6 +38,7 @@ impl Default for TcpConfig {
             advertise: None,
             control_port: None,
             data_port: None,
+            listen: true,
             allow_from: Vec::new(),
             limits: TcpLimits::default(),
             timeouts: TcpTimeouts::default(),
@@ -139,7 +143,7 @@ impl TcpConfig {
                 })?;
                 bare.to_owned()
             }
-            None if self.bind.is_unspecified() => {
+            None if self.listen && self.bind.is_unspecified() => {
                 return Err(EngineError::WildcardBind { bind: self.bind });
             }
             None => self.bind.to_string(),

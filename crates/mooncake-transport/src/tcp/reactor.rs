@@ -153,13 +153,15 @@ impl Reactor {
     pub(super) fn new(
         poll: Poll,
         shared: Arc<Shared>,
-        mut data: TcpListener,
-        mut control: TcpListener,
+        mut data: Option<TcpListener>,
+        mut control: Option<TcpListener>,
     ) -> io::Result<Self> {
-        poll.registry()
-            .register(&mut data, DATA_LISTENER, Interest::READABLE)?;
-        poll.registry()
-            .register(&mut control, CONTROL_LISTENER, Interest::READABLE)?;
+        for (listener, token) in [(&mut data, DATA_LISTENER), (&mut control, CONTROL_LISTENER)] {
+            if let Some(listener) = listener {
+                poll.registry()
+                    .register(listener, token, Interest::READABLE)?;
+            }
+        }
         Ok(Self {
             poll,
             shared,

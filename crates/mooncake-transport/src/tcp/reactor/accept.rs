@@ -18,7 +18,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listener and the connections that came from it.
 pub(super) struct Listening {
-    listener: TcpListener,
+    /// None in an engine that only initiates.
+    listener: Option<TcpListener>,
     /// Connections that came from it and are open.
     pub(super) open: usize,
     /// There may be connections to accept.
@@ -30,7 +31,7 @@ pub(super) struct Listening {
 }
 
 impl Listening {
-    pub(super) fn new(listener: TcpListener) -> Self {
+    pub(super) fn new(listener: Option<TcpListener>) -> Self {
         Self {
             listener,
             open: 0,
@@ -66,7 +67,11 @@ impl Reactor {
     fn accept(&mut self, which: Listener, now: Instant) {
         for _ in 0..TURN_ACCEPTS {
             let listening = self.listening(which);
-            match listening.listener.accept() {
+            let Some(listener) = &listening.listener else {
+                listening.pending = false;
+                return;
+            };
+            match listener.accept() {
                 Ok((stream, peer)) => {
                     listening.warned = false;
                     let open = listening.open;
