@@ -63,7 +63,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<Outcome, Failure> {
     let total: u64 = items.iter().map(|item| item.nbytes).sum();
 
     let mut consumer = Child::start("demo-consumer", &["--pool", &args.pool.to_string()])?;
-    let control = match consumer.receive()? {
+    let control = match consumer.receive(|| check_stop(&stop))? {
         FromConsumer::Ready { control } => control,
         FromConsumer::Error { error } => return Err(Failure::usage(anyhow::anyhow!(error))),
         other => return Err(anyhow::anyhow!("unexpected answer {other:?}").into()),
@@ -84,17 +84,18 @@ pub(crate) fn run(args: &DemoArgs) -> Result<Outcome, Failure> {
     let mut map = None;
     let mut rest = items.as_slice();
     while !rest.is_empty() {
-        if stop.is_asked() {
-            return Err(anyhow::anyhow!("interrupted").into());
-        }
         let (round, later) = rest.split_at(round_len(rest, args.pool));
         rest = later;
-        let verify = push_round(&mut producer, round, &mut tally, output.bar())?;
+        let verify = push_round(&mut producer, round, &mut tally, output.bar(), || {
+            check_stop(&stop)?;
+            // Without it the producer would wait for its timeout.
+            consumer.check_running()
+        })?;
         if rest.is_empty() {
             // Before anything is let go: the map shows what the last pushes left.
             map = Some(status::fetch(&address)?);
         }
-        verify_round(&mut consumer, verify, &mut tally, &output)?;
+        verify_round(&mut consumer, verify, &mut tally, &output, &stop)?;
     }
     output.finish_bar();
     producer.finish()?;
@@ -174,6 +175,7 @@ fn push_round(
     round: &[Planned],
     tally: &mut Tally,
     bar: &ProgressBar,
+    mut look: impl FnMut() -> anyhow::Result<()>,
 ) -> Result<Vec<Verify>, Failure> {
     bar.set_message("hashing");
     producer.send(&ToProducer {
@@ -181,7 +183,7 @@ fn push_round(
     })?;
     let mut arrived = Vec::new();
     loop {
-        match producer.receive()? {
+        match producer.receive(&mut look)? {
             FromProducer::Hashed => bar.set_message("pushing"),
             FromProducer::Pushed {
                 index,
@@ -222,13 +224,14 @@ fn verify_round(
     verify: Vec<Verify>,
     tally: &mut Tally,
     output: &Output,
+    stop: &Stop,
 ) -> Result<(), Failure> {
     output.bar().set_message("verifying");
     let mut missing = verify.len();
     let names: Vec<String> = verify.iter().map(|item| item.origin.to_string()).collect();
     consumer.send(&ToConsumer { verify })?;
     while missing > 0 {
-        match consumer.receive()? {
+        match consumer.receive(|| check_stop(stop))? {
             FromConsumer::Verified { index, error } => {
                 missing -= 1;
                 match error {
@@ -242,6 +245,13 @@ fn verify_round(
             }
             other => return Err(unexpected(&other).into()),
         }
+    }
+    Ok(())
+}
+
+fn check_stop(stop: &Stop) -> anyhow::Result<()> {
+    if stop.is_asked() {
+        bail!("interrupted");
     }
     Ok(())
 }

@@ -1,7 +1,9 @@
 //! A child process that is this program again.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -13,8 +15,14 @@ pub(super) struct Child {
     process: std::process::Child,
     /// Taken when nothing more will be said.
     input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
+    /// Lines of its output, read by a thread that ends with the child.
+    lines: Receiver<String>,
 }
+
+/// How often a wait for a child looks at what else may have happened.
+const LOOK: Duration = Duration::from_millis(200);
+/// Lines read ahead; a child that says more waits.
+const LINES_MAX: usize = 64;
 
 impl Child {
     pub(super) fn start(name: &'static str, args: &[&str]) -> Result<Self> {
@@ -29,12 +37,26 @@ impl Child {
         let (Some(input), Some(output)) = (process.stdin.take(), process.stdout.take()) else {
             bail!("{name} was started without pipes");
         };
-        Ok(Self {
+        let (sender, lines) = sync_channel(LINES_MAX);
+        let child = Self {
             name,
             process,
             input: Some(input),
-            output: BufReader::new(output),
-        })
+            lines,
+        };
+        std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                // Ends with the child's output, or when nobody wants it any more.
+                for line in BufReader::new(output).lines() {
+                    if line.is_ok_and(|line| sender.send(line).is_ok()) {
+                        continue;
+                    }
+                    break;
+                }
+            })
+            .context("cannot start a thread")?;
+        Ok(child)
     }
 
     pub(super) fn id(&self) -> u32 {
@@ -51,14 +73,30 @@ impl Child {
         Ok(())
     }
 
-    pub(super) fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
-        let mut line = String::new();
-        match self.output.read_line(&mut line) {
-            Ok(0) => Err(self.ended(anyhow::anyhow!("it said nothing more"))),
-            Ok(_) => {
-                serde_json::from_str(&line).with_context(|| format!("{} said {line:?}", self.name))
+    /// The child's next message. `look` is called from time to time and may end the wait with an error.
+    pub(super) fn receive<T: DeserializeOwned>(
+        &mut self,
+        mut look: impl FnMut() -> Result<()>,
+    ) -> Result<T> {
+        loop {
+            match self.lines.recv_timeout(LOOK) {
+                Ok(line) => {
+                    return serde_json::from_str(&line)
+                        .with_context(|| format!("{} said {line:?}", self.name));
+                }
+                Err(RecvTimeoutError::Timeout) => look()?,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(self.ended(anyhow::anyhow!("it said nothing more")));
+                }
             }
-            Err(error) => Err(self.ended(error.into())),
+        }
+    }
+
+    /// Fails if the child has ended.
+    pub(super) fn check_running(&mut self) -> Result<()> {
+        match self.process.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("{} ended with {status}", self.name),
         }
     }
 

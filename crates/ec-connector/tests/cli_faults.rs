@@ -1,0 +1,240 @@
+//! Processes that are stopped, killed and restarted at bad moments.
+
+#[path = "support/processes.rs"]
+mod processes;
+
+use std::time::{Duration, Instant};
+
+use ec_connector::{
+    ControlAddress, ControlClient, ControlContext, Dtype, MmHash, RemoteReserve, ReserveRequest,
+    TensorSpec, TransferId,
+};
+use processes::{Consumer, Process, file_of, push, with};
+use rustix::process::Signal;
+
+/// Reserves memory and never writes: what is left of a producer that was killed at the wrong moment.
+fn leave_a_writer_behind(control: &str, id: &str, len: u64) {
+    let address = ControlAddress::parse(control).unwrap();
+    let mut client = ControlClient::new(&ControlContext::new(), address, Duration::from_secs(10));
+    let request = ReserveRequest {
+        transfer_id: TransferId::new(id).unwrap(),
+        mm_hash: MmHash::new(format!("hash of {id}")).unwrap(),
+        tensor: TensorSpec::new(Dtype::UINT8, [len]).unwrap(),
+    };
+    assert!(matches!(
+        client.reserve(&request).unwrap(),
+        RemoteReserve::Granted { write: true, .. }
+    ));
+}
+
+#[test]
+fn an_idle_consumer_ends_well_on_either_signal() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut consumer = Consumer::start("1MiB", &[]);
+        let started = Instant::now();
+        consumer.process.signal(signal);
+        assert_eq!(consumer.process.code(), 0);
+        assert!(started.elapsed() < Duration::from_secs(10));
+        assert!(consumer.process.rows().is_empty());
+        assert_eq!(consumer.process.errors(), "");
+    }
+}
+
+// row: V7
+#[test]
+fn a_drain_that_times_out_ends_with_code_1_and_names_the_stuck_bytes() {
+    let mut consumer = Consumer::start("1MiB", &["--drain", "1"]);
+    leave_a_writer_behind(&consumer.control, "gone", 5_000);
+    let status = consumer.checked_status();
+    assert_eq!(status["reservations"]["writing"], 1);
+    assert_eq!(status["bytes"]["writing"], 5_120);
+    consumer.process.signal(Signal::TERM);
+    assert_eq!(consumer.process.code(), 1);
+    let errors = consumer.process.errors();
+    assert!(
+        errors.contains("1 producers") && errors.contains("5120 bytes"),
+        "{errors}"
+    );
+}
+
+// row: V7
+#[test]
+fn an_expired_writer_is_visible_as_stuck_and_others_are_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_of(dir.path(), "model", 4, 50_000);
+    let consumer = Consumer::start("1MiB", &["--ttl", "1", "--drain", "0"]);
+    leave_a_writer_behind(&consumer.control, "gone", 5_000);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while consumer.checked_status()["bytes"]["stuck"] != 5_120 {
+        assert!(Instant::now() < deadline, "{}", consumer.status());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(
+        consumer.checked_status()["reservations"]["expire_pending"],
+        1
+    );
+    let mut status = Process::start(&["status", "--of", &consumer.control]);
+    let text: Vec<_> = std::iter::from_fn(|| status.text()).collect();
+    assert!(
+        text.iter().any(|line| line.contains("never came back")),
+        "{text:?}"
+    );
+    assert_eq!(push(&consumer.control, &[&file], &[]).0, 0);
+    assert_eq!(consumer.stop(), 1);
+}
+
+#[test]
+fn a_consumer_that_is_killed_fails_the_push_within_its_timeout_and_the_rest_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    for after_rows in [0, 1, 7] {
+        let file = file_of(dir.path(), "model", 40, 500_000);
+        let mut consumer = Consumer::start("64MiB", &[]);
+        let args = [
+            "push",
+            "--json",
+            "--timeout",
+            "3",
+            "--to",
+            &consumer.control,
+            file.to_str().unwrap(),
+        ];
+        let mut pushing = Process::start(&args);
+        let mut rows: Vec<_> = (0..after_rows).map(|_| pushing.row()).collect();
+        consumer.process.kill();
+        let killed = Instant::now();
+        rows.extend(pushing.rows());
+        assert_eq!(pushing.code(), 1);
+        // The pushes under way, then those that start after them: each has its timeout.
+        assert!(
+            killed.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            killed.elapsed()
+        );
+        assert_eq!(rows.len(), 40, "every tensor has a row");
+        let failed = with(&rows, "state", "failed");
+        assert!(!failed.is_empty());
+        for row in &failed {
+            let code = row["code"].as_str().unwrap();
+            assert!(
+                ["unreachable", "write_failed", "write_unknown"].contains(&code),
+                "{row}"
+            );
+        }
+        assert_eq!(rows[39]["code"], "unreachable", "{}", rows[39]);
+        assert!(!pushing.errors().contains("panicked"));
+    }
+}
+
+#[test]
+fn a_producer_that_is_killed_leaves_the_consumer_serving_and_the_bytes_adding_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let consumer = Consumer::start("32MiB", &["--drain", "0"]);
+    for after_rows in [0, 1, 4, 12] {
+        // Content a killed producer was writing stays promised to it until it expires, so each has its own.
+        let file = file_of(dir.path(), &format!("model{after_rows}"), 30, 400_000);
+        let mut pushing = Process::start(&[
+            "push",
+            "--json",
+            "--to",
+            &consumer.control,
+            file.to_str().unwrap(),
+        ]);
+        for _ in 0..after_rows {
+            pushing.row();
+        }
+        // Different moments of the writes that are under way.
+        std::thread::sleep(Duration::from_millis(3 * after_rows));
+        pushing.kill();
+        consumer.checked_status();
+    }
+    let other = file_of(dir.path(), "other", 10, 400_000);
+    let (code, rows) = push(&consumer.control, &[&other], &[]);
+    assert_eq!(code, 0, "{rows:?}");
+    let status = consumer.checked_status();
+    let open = status["reservations"]["writing"].as_u64().unwrap();
+    let held = status["bytes"]["writing"].as_u64().unwrap();
+    assert_eq!(open > 0, held > 0, "{status}");
+    let code = consumer.stop();
+    assert_eq!(code, i32::from(open > 0));
+}
+
+#[test]
+fn a_consumer_restarted_on_the_same_address_is_used_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = file_of(dir.path(), "first", 3, 100_000);
+    let mut consumer = Consumer::start("4MiB", &[]);
+    assert_eq!(push(&consumer.control, &[&first], &[]).0, 0);
+    let listen = consumer.control.strip_prefix("tcp://").unwrap().to_owned();
+    consumer.process.kill();
+
+    // Started while nobody listens: the push waits for the consumer to come back.
+    let args = [
+        "push",
+        "--json",
+        "--to",
+        &consumer.control,
+        first.to_str().unwrap(),
+    ];
+    let mut pushing = Process::start(&args);
+    std::thread::sleep(Duration::from_millis(300));
+    let mut again = Consumer::start_at(&listen, "4MiB", &[]);
+    assert_eq!(again.control, consumer.control);
+    let rows = pushing.rows();
+    assert_eq!(pushing.code(), 0, "{rows:?}");
+    assert_eq!(
+        with(&rows, "state", "written").len(),
+        3,
+        "it remembers nothing"
+    );
+    for _ in 0..3 {
+        assert_eq!(again.process.row()["cached"], false);
+    }
+    again.checked_status();
+}
+
+#[test]
+fn an_interrupted_push_finishes_what_is_under_way_and_reports_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_of(dir.path(), "model", 60, 2_000_000);
+    let consumer = Consumer::start("256MiB", &[]);
+    let args = [
+        "push",
+        "--json",
+        "--to",
+        &consumer.control,
+        file.to_str().unwrap(),
+    ];
+    let mut pushing = Process::start(&args);
+    let mut rows = vec![pushing.row()];
+    pushing.signal(Signal::TERM);
+    rows.extend(pushing.rows());
+    let code = pushing.code();
+    assert_eq!(rows.len(), 60);
+    let interrupted = with(&rows, "code", "interrupted").len();
+    let written = with(&rows, "state", "written").len();
+    assert_eq!(interrupted + written, 60, "{rows:?}");
+    assert_eq!(code, i32::from(interrupted > 0));
+    let status = consumer.checked_status();
+    assert_eq!(status["bytes"]["writing"], 0, "nothing is left half done");
+    assert_eq!(consumer.stop(), 0);
+}
+
+#[test]
+fn a_demo_whose_child_dies_says_so() {
+    let mut demo = Process::start(&["demo", "--items", "400", "--pool", "64MiB"]);
+    let line = demo.text().unwrap();
+    let pid: i32 = line
+        .split_whitespace()
+        .nth(2)
+        .and_then(|word| word.parse().ok())
+        .unwrap_or_else(|| panic!("no process id in {line:?}"));
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    while demo.text().is_some() {}
+    assert_eq!(demo.code(), 1);
+    let errors = demo.errors();
+    assert!(
+        !errors.contains("panicked") && !errors.is_empty(),
+        "{errors}"
+    );
+}
