@@ -32,7 +32,8 @@ pub struct Task {
     /// The bytes of `memory`, counted from its start.
     pub range: Range<u64>,
     /// Whatever keeps `range` reserved for this task: a lease guard, an allocation, or `()`. The
-    /// engine drops it, on a thread of its own, once nothing of the task touches the range.
+    /// engine drops it, before it reports the task, once nothing of the task touches the range. It
+    /// does so on its own thread or inside `submit`, so dropping must not wait for a batch.
     pub hold: Box<dyn Any + Send>,
 }
 

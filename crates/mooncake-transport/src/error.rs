@@ -107,7 +107,7 @@ pub enum EngineError {
         /// The system's answer.
         source: IoFailure,
     },
-    /// A configured number is outside its range.
+    /// A configured number, or a wait in milliseconds, is outside its range.
     #[error("{setting} is {value}, but must be from {min} to {max}")]
     Setting {
         /// Name of the setting.

@@ -50,8 +50,8 @@ impl Default for TcpConfig {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpLimits {
-    /// Data connections accepted at a time; further ones are closed at once. Default 4,096; each
-    /// needs a file descriptor of this process.
+    /// Data connections accepted at a time, idle ones included; further ones are closed at once.
+    /// Default 4,096; each needs a file descriptor of this process.
     pub inbound_data_max: usize,
     /// Control connections accepted at a time; further ones are closed at once. Default 256.
     pub inbound_control_max: usize,
@@ -88,7 +88,13 @@ impl Default for TcpLimits {
     }
 }
 
-/// Bounds of waits of a TCP engine. There is none between requests of a connection.
+/// Shortest and longest wait that can be configured. A day is as good as for ever, and can be added
+/// to any moment.
+const WAIT_MIN: Duration = Duration::from_millis(1);
+const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Bounds of waits of a TCP engine, each from 1 ms to 24 h. There is none between requests of a
+/// connection.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpTimeouts {
@@ -180,6 +186,27 @@ impl TcpConfig {
                     value,
                     min,
                     max,
+                });
+            }
+        }
+        let timeouts = &self.timeouts;
+        let waits = [
+            ("connect", timeouts.connect),
+            ("control_reply", timeouts.control_reply),
+            ("control_idle", timeouts.control_idle),
+            ("control_total", timeouts.control_total),
+            ("progress", timeouts.progress),
+            ("status", timeouts.status),
+            ("reject_drain", timeouts.reject_drain),
+            ("refresh_interval", timeouts.refresh_interval),
+        ];
+        for (setting, wait) in waits {
+            if !(WAIT_MIN..=WAIT_MAX).contains(&wait) {
+                return Err(EngineError::Setting {
+                    setting,
+                    value: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+                    min: WAIT_MIN.as_millis() as u64,
+                    max: WAIT_MAX.as_millis() as u64,
                 });
             }
         }
@@ -303,6 +330,18 @@ mod tests {
                 max: 16
             })
         );
+        for wait in [Duration::ZERO, Duration::MAX] {
+            let mut config = TcpConfig::default();
+            config.timeouts.progress = wait;
+            assert!(matches!(
+                config.check(),
+                Err(EngineError::Setting {
+                    setting: "progress",
+                    max: 86_400_000,
+                    ..
+                })
+            ));
+        }
     }
 
     #[test]

@@ -367,4 +367,29 @@ mod tests {
             Some(Err(ControlError::Frame(FrameError::TooLong { .. })))
         ));
     }
+
+    proptest::proptest! {
+        #[test]
+        fn property_any_request_ends_in_a_reply_or_a_close(
+            kind in 0..6u8,
+            text in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..60),
+            json in "[\\[\\]{}\",:0-9a-z ]{0,60}",
+            announced in proptest::option::of(proptest::prelude::any::<u64>()),
+            cut in 0..80usize,
+        ) {
+            let text = if kind % 2 == 0 { text } else { json.into_bytes() };
+            let mut bytes = encode_frame(FrameKind::Probe, &text);
+            bytes[8] = kind;
+            if let Some(announced) = announced {
+                bytes[..8].copy_from_slice(&announced.to_le_bytes());
+            }
+            let (sent, mut server) = serve(&bytes, cut.min(bytes.len()));
+            server.handle_eof();
+            proptest::prop_assert_eq!(server.want(), ServerWant::Close);
+            if let Some(first) = sent.get(8) {
+                let answered = *first < 4 || *first == 0x7B;
+                proptest::prop_assert!(answered);
+            }
+        }
+    }
 }

@@ -446,4 +446,61 @@ mod tests {
         let (remote, _, unanswered) = outcome(&exchange);
         assert!(matches!(remote, Remote::Unknown(Reason::Connection { .. })) && !unanswered);
     }
+
+    proptest::proptest! {
+        #[test]
+        fn property_every_order_of_events_settles_once_and_never_wants_more_than_is_missing(
+            write: bool,
+            events in proptest::collection::vec((0..7u8, 1..40u64, proptest::prelude::any::<u8>()), 0..40),
+        ) {
+            let mut exchange = exchange(if write { Op::Write } else { Op::Read });
+            let ok = Status::Ok.encode();
+            let mut first: Option<Outcome> = None;
+            for (event, count, byte) in events {
+                match event {
+                    0 | 1 => {
+                        if let Some((head, payload)) = exchange.sending() {
+                            let max = head.len() as u64 + payload;
+                            proptest::prop_assert!((1..=24 + SIZE).contains(&max));
+                            exchange.handle_sent(count.min(max));
+                        }
+                    }
+                    2 | 3 => {
+                        if let Some((status, payload)) = exchange.receiving() {
+                            proptest::prop_assert!(status as u64 + payload > 0);
+                            let of_status = status.min(count as usize);
+                            let have = STATUS_LEN - status;
+                            let mut bytes = ok[have..have + of_status].to_vec();
+                            if byte < 8 {
+                                bytes.iter_mut().for_each(|b| *b ^= byte);
+                            }
+                            let left = count - of_status as u64;
+                            exchange.handle_received(&bytes, payload.min(left));
+                        }
+                    }
+                    4 => exchange.handle_send_error(&io::ErrorKind::BrokenPipe.into()),
+                    5 if byte < 32 => exchange.handle_eof(),
+                    6 if byte < 32 => exchange.handle_overdue(Overdue::Progress { timeout_ms: 1 }),
+                    _ => {}
+                }
+                match (&first, exchange.outcome()) {
+                    (None, now) => first = now.cloned(),
+                    (Some(first), now) => proptest::prop_assert_eq!(Some(first), now),
+                }
+            }
+            if let Some(outcome) = first {
+                // Only a complete exchange is a success, and only a success leaves a connection.
+                proptest::prop_assert_eq!(outcome.reusable, outcome.remote == Remote::Applied);
+                if outcome.reusable {
+                    proptest::prop_assert_eq!(exchange.sent, exchange.send_total());
+                    proptest::prop_assert_eq!(exchange.status, ok);
+                    proptest::prop_assert!(write || exchange.received == SIZE);
+                }
+                proptest::prop_assert!(exchange.sending().is_none() && exchange.receiving().is_none());
+            } else {
+                exchange.handle_eof();
+                proptest::prop_assert!(exchange.outcome().is_some());
+            }
+        }
+    }
 }

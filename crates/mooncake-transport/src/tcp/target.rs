@@ -271,7 +271,10 @@ mod tests {
                         target.handle_header(head);
                         piece = rest;
                     }
-                    Want::Decide(_) if admit => target.admit(),
+                    // The registry admits no empty range, and none larger than what there is.
+                    Want::Decide(header) if admit && (1..=100).contains(&header.size) => {
+                        target.admit();
+                    }
                     Want::Decide(_) => target.reject(),
                     Want::Payload(max) => {
                         let count = max.min(piece.len() as u64);
@@ -405,5 +408,34 @@ mod tests {
         assert_eq!(target.want(), Want::Header(23));
         target.close();
         assert_eq!(target.want(), Want::Close);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn property_any_bytes_in_any_pieces_are_served_or_refused(
+            headers in proptest::collection::vec(
+                (proptest::prelude::any::<[u8; HEADER_LEN]>(), 0..40u64, 0..6u8),
+                1..6,
+            ),
+            cut in 0..200usize,
+            send_max in 1..20u64,
+            admit: bool,
+        ) {
+            let mut bytes = Vec::new();
+            for (mut header, size, opcode) in headers {
+                // Sizes that end, and operations that exist as often as not.
+                header[..8].copy_from_slice(&size.to_le_bytes());
+                header[16] = [0x00, 0x01, 0x80, 0x81, 0x82, 0x02][usize::from(opcode)];
+                bytes.extend_from_slice(&header);
+                bytes.extend(std::iter::repeat_n(7, size as usize));
+            }
+            let (_, target) = run(&bytes, cut.min(bytes.len()), send_max, admit);
+            // Whatever came, it waits for more bytes or is done; it never wants nothing.
+            let settled = matches!(
+                target.want(),
+                Want::Header(1..) | Want::Payload(1..) | Want::Drain(1..) | Want::Close
+            );
+            proptest::prop_assert!(settled, "{:?}", target.want());
+        }
     }
 }

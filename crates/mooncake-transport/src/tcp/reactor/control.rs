@@ -32,6 +32,16 @@ pub(super) fn look_if_made(connection: &Connection) -> Made {
         Ok(None) => {}
     }
     match connection.stream.peer_addr() {
+        // Where nobody listens on a port of the ephemeral range, the kernel may pick that very port
+        // for our side and connect the socket to itself.
+        Ok(peer)
+            if connection
+                .stream
+                .local_addr()
+                .is_ok_and(|local| local == peer) =>
+        {
+            Made::Failed(io::ErrorKind::ConnectionRefused.into())
+        }
         Ok(_) => Made::Yes,
         Err(error) if error.kind() == io::ErrorKind::NotConnected => Made::NotYet,
         Err(error) => Made::Failed(error),
