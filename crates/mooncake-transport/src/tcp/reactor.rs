@@ -9,6 +9,7 @@ mod accept;
 mod control;
 mod inbound;
 mod lanes;
+mod running;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
