@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 use slab_memory::Memory;
 
 pub use self::config::{Subnet, SubnetError, TcpConfig, TcpLimits, TcpTimeouts};
-use self::peer::{Endpoint, PeerHandle, PeerLink, at_port, with_fallback};
+use self::peer::{Endpoint, PeerHandle, PeerLink, at_port, dialable, with_fallback};
 use self::reactor::{Reactor, WAKER};
 use self::registry::Registry;
 use self::shared::{Command, Job, Shared};
@@ -279,7 +279,8 @@ impl Engine for TcpEngine {
         let control = resolve(&parse(name)?)?;
         let descriptor = self.fetch_descriptor(name, &control)?;
         let port = descriptor.data_port;
-        let addresses = match &descriptor.data_host {
+        let data_host = dialable(descriptor.data_host);
+        let addresses = match &data_host {
             None => at_port(&control, port),
             Some(host) => match resolve_host(host, port) {
                 Ok(addresses) => with_fallback(addresses, &control),
@@ -290,7 +291,7 @@ impl Engine for TcpEngine {
             },
         };
         let endpoint = Endpoint {
-            host: descriptor.data_host,
+            host: data_host,
             port,
             addresses,
         };

@@ -4,7 +4,7 @@
 //! reactor and is pure: it is told what happened and says what to do next.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -67,11 +67,12 @@ impl PeerLink {
     /// Returns whether it has moved.
     pub(super) fn update(&self, descriptor: &Descriptor) -> Result<bool, Reason> {
         let mut endpoint = self.endpoint();
-        if endpoint.host == descriptor.data_host && endpoint.port == descriptor.data_port {
+        let data_host = dialable(descriptor.data_host.clone());
+        if endpoint.host == data_host && endpoint.port == descriptor.data_port {
             return Ok(false);
         }
         let port = descriptor.data_port;
-        let addresses = match &descriptor.data_host {
+        let addresses = match &data_host {
             host if *host == endpoint.host => at_port(&endpoint.addresses, port),
             None => at_port(&self.control, port),
             Some(host) => match host.parse() {
@@ -80,12 +81,22 @@ impl PeerLink {
             },
         };
         *endpoint = Endpoint {
-            host: descriptor.data_host.clone(),
+            host: data_host,
             port,
             addresses,
         };
         Ok(true)
     }
+}
+
+/// Drops a wildcard address: nobody can dial it, and to the kernel it means this very machine.
+pub(super) fn dialable(host: Option<String>) -> Option<String> {
+    host.filter(|host| {
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        !bare
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_unspecified())
+    })
 }
 
 /// Returns the hosts of `addresses`, each with `port`.
@@ -409,6 +420,62 @@ mod tests {
             let key = self.table.insert(());
             (key, self.queue.handle_connected(key))
         }
+    }
+
+    fn link(host: Option<&str>) -> PeerLink {
+        let control = vec!["10.0.0.1:15000".parse().unwrap()];
+        let endpoint = Endpoint {
+            host: host.map(str::to_owned),
+            port: 7,
+            addresses: at_port(&control, 7),
+        };
+        PeerLink::new(0, "10.0.0.1:15000".into(), control, String::new(), endpoint)
+    }
+
+    fn descriptor(host: Option<&str>, port: u16) -> Descriptor {
+        Descriptor {
+            name: String::new(),
+            data_host: host.map(str::to_owned),
+            data_port: port,
+            version: crate::wire::data::DataVersion::V2,
+            buffers: Vec::new(),
+            timestamp: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_new_descriptor_moves_the_endpoint_without_resolving_names() {
+        let addresses = |link: &PeerLink| -> Vec<String> {
+            link.endpoint()
+                .addresses
+                .iter()
+                .map(ToString::to_string)
+                .collect()
+        };
+        let peer = link(Some("worker"));
+        assert_eq!(peer.update(&descriptor(Some("worker"), 7)), Ok(false));
+        assert_eq!(peer.update(&descriptor(Some("worker"), 8)), Ok(true));
+        assert_eq!(addresses(&peer), ["10.0.0.1:8"]);
+        assert_eq!(peer.update(&descriptor(Some("10.0.0.2"), 9)), Ok(true));
+        assert_eq!(addresses(&peer), ["10.0.0.2:9", "10.0.0.1:9"]);
+        assert_eq!(
+            peer.update(&descriptor(Some("other"), 9)),
+            Err(Reason::Unresolved {
+                host: "other".into()
+            })
+        );
+        assert_eq!(addresses(&peer), ["10.0.0.2:9", "10.0.0.1:9"]);
+    }
+
+    // row: W5.2b
+    #[test]
+    fn a_wildcard_as_data_host_means_the_host_that_answered_for_control() {
+        for wildcard in ["0.0.0.0", "::", "[::]"] {
+            assert_eq!(dialable(Some(wildcard.into())), None, "{wildcard}");
+            let peer = link(None);
+            assert_eq!(peer.update(&descriptor(Some(wildcard), 7)), Ok(false));
+        }
+        assert_eq!(dialable(Some("::1".into())), Some("::1".into()));
     }
 
     fn reason() -> Reason {

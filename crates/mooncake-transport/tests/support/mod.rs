@@ -30,13 +30,13 @@ pub(crate) fn engine_with(change: impl FnOnce(&mut TcpConfig)) -> TcpEngine {
 /// An engine whose waits are short enough to be waited for.
 pub(crate) fn hasty_engine() -> TcpEngine {
     engine_with(|config| {
-        config.timeouts.connect = Duration::from_millis(300);
-        config.timeouts.control_reply = Duration::from_millis(500);
-        config.timeouts.control_idle = Duration::from_millis(300);
-        config.timeouts.control_total = Duration::from_millis(900);
-        config.timeouts.progress = Duration::from_millis(400);
-        config.timeouts.status = Duration::from_millis(400);
-        config.timeouts.reject_drain = Duration::from_millis(300);
+        config.timeouts.connect = Duration::from_millis(500);
+        config.timeouts.control_reply = Duration::from_millis(1000);
+        config.timeouts.control_idle = Duration::from_millis(600);
+        config.timeouts.control_total = Duration::from_millis(1800);
+        config.timeouts.progress = Duration::from_millis(800);
+        config.timeouts.status = Duration::from_millis(800);
+        config.timeouts.reject_drain = Duration::from_millis(500);
     })
 }
 
