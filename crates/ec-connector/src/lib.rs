@@ -1,4 +1,14 @@
 //! Encoder-cache connector: pushes encoder outputs into another process's pool.
+//!
+//! A [`Consumer`] is one shard: slab, reservations, engine registration, control server. A [`Producer`] pushes
+//! [`Item`]s to consumers. Both drive pure machines, [`Reservations`] and [`PushMachine`], to which time and
+//! random ids are arguments. [`ControlClient`] and [`ControlServer`] speak vLLM's control plane by themselves;
+//! [`TensorFile`] reads safetensors files tensor by tensor.
+//!
+//! Invariants: memory a writer owns is freed only when the writer says that it is done; a taken item stays where
+//! it is until it is dropped; one push that fails harms no other; nothing from the network or a file panics.
+//!
+//! Not here: allocation and eviction (`slab-core`), moving bytes (`mooncake-transport`).
 
 #![forbid(unsafe_code)]
 
@@ -52,3 +62,8 @@ pub use tensor_file::{
     FileTensor, HeaderError, OutputError, TensorFile, TensorFileError, UnsupportedTensor,
     write_tensor_file,
 };
+
+/// Runs the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

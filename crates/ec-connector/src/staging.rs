@@ -415,6 +415,15 @@ mod tests {
         assert_eq!(staging.free_bytes(), SLAB);
     }
 
+    // row: D17
+    #[test]
+    fn the_slab_is_registered_before_the_first_push() {
+        let (engine, staging) = staging();
+        assert_eq!(engine.registered(), 1);
+        drop(staging);
+        assert_eq!(engine.registered(), 0);
+    }
+
     #[test]
     fn what_is_larger_than_the_slab_is_registered_by_itself() {
         let (engine, staging) = staging();
@@ -514,7 +523,7 @@ mod tests {
         assert_eq!(engine.registered(), 1);
     }
 
-    // row: D13
+    // row: A8, D13
     #[test]
     fn a_refused_registration_leaves_the_table_as_it_was() {
         let (engine, staging) = staging();

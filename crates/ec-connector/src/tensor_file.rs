@@ -274,7 +274,7 @@ mod tests {
         );
     }
 
-    // row: §10 files
+    // row: F16
     #[test]
     fn missing_files_directories_and_foreign_bytes_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
@@ -302,7 +302,7 @@ mod tests {
         );
     }
 
-    // row: §10 files
+    // row: F16
     #[test]
     fn a_file_cut_inside_its_data_is_refused_when_opened() {
         let header = r#"{"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#;

@@ -25,7 +25,7 @@ fn refused(args: &[&str]) -> String {
     errors
 }
 
-// row: §10 config
+// row: F17, F18, F15
 #[test]
 fn wrong_usage_ends_with_code_2_and_says_what_would_be_right() {
     let consume = |listen, pool| refused(&["consume", "--listen", listen, "--pool", pool]);
@@ -81,7 +81,7 @@ fn wrong_usage_ends_with_code_2_and_says_what_would_be_right() {
     }
 }
 
-// row: §10 config
+// row: F17
 #[test]
 fn a_port_in_use_ends_with_code_2_and_names_the_option() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -130,7 +130,7 @@ fn a_hash_for_a_tensor_that_is_not_there_is_refused_before_anything_is_sent() {
     assert!(errors.contains("other"), "{errors}");
 }
 
-// row: §10 files
+// row: F16
 #[test]
 fn each_bad_file_fails_with_a_row_of_its_own_and_the_good_ones_arrive() {
     let dir = tempfile::tempdir().unwrap();
@@ -180,7 +180,7 @@ fn each_bad_file_fails_with_a_row_of_its_own_and_the_good_ones_arrive() {
     assert_eq!(consumer.checked_status()["residents"], 3);
 }
 
-// row: §10 files
+// row: F16
 #[test]
 fn a_tensor_of_an_unsupported_type_fails_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -206,7 +206,7 @@ fn a_tensor_of_an_unsupported_type_fails_alone() {
     assert_eq!(with(&rows, "name", "ok")[0]["state"], "written");
 }
 
-// row: §10 files
+// row: F16
 #[test]
 fn hostile_names_reach_neither_the_file_system_nor_the_terminal() {
     let dir = tempfile::tempdir().unwrap();
@@ -259,7 +259,7 @@ fn hostile_names_reach_neither_the_file_system_nor_the_terminal() {
     assert_eq!(lines, names.len() + 1, "a name breaks no line");
 }
 
-// row: §10 processes
+// row: F19
 #[test]
 fn a_full_disk_fails_the_item_and_the_consumer_goes_on() {
     let dir = tempfile::tempdir().unwrap();

@@ -83,6 +83,7 @@ fn an_expired_writer_is_visible_as_stuck_and_others_are_served() {
     assert_eq!(consumer.stop(), 1);
 }
 
+// row: F21
 #[test]
 fn a_consumer_that_is_killed_fails_the_push_within_its_timeout_and_the_rest_at_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -125,6 +126,7 @@ fn a_consumer_that_is_killed_fails_the_push_within_its_timeout_and_the_rest_at_o
     }
 }
 
+// row: F20
 #[test]
 fn a_producer_that_is_killed_leaves_the_consumer_serving_and_the_bytes_adding_up() {
     let dir = tempfile::tempdir().unwrap();
@@ -158,6 +160,7 @@ fn a_producer_that_is_killed_leaves_the_consumer_serving_and_the_bytes_adding_up
     assert_eq!(code, i32::from(open > 0));
 }
 
+// row: F22
 #[test]
 fn a_consumer_restarted_on_the_same_address_is_used_again() {
     let dir = tempfile::tempdir().unwrap();

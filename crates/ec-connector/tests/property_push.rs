@@ -499,6 +499,7 @@ fn refusal<T>(code: Option<ErrorCode>) -> PushAnswer<T> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
+    // row: C3.4, C3.7b, D16
     #[test]
     fn property_a_push_keeps_its_rules_whatever_the_consumer_and_the_network_do(
         given in any::<bool>(),

@@ -22,7 +22,9 @@ use super::output::Output;
 use super::signals::Stop;
 use super::size::{parse_size, show_size};
 
-/// Receive tensors: run a pool that producers write into.
+/// Receive tensors: run a pool that producers write into
+///
+/// Each tensor is hashed when it has arrived, and stays cached until its memory is needed for others.
 #[derive(Debug, Args)]
 pub(crate) struct ConsumeArgs {
     /// Address and port to serve on; port 0 picks a free one

@@ -32,7 +32,10 @@ use summary::Tally;
 pub(crate) use consumer::DemoConsumerArgs;
 pub(crate) use producer::DemoProducerArgs;
 
-/// Push made-up encoder outputs, or the tensors of files, between two processes of this machine, and compare every byte.
+/// See it work: push data between two processes of this machine and compare every byte
+///
+/// Without FILE, encoder outputs of realistic shapes are generated; a quarter of them repeat, so that some pushes find their
+/// content cached. Ends with a map of the consumer's pool and a summary.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// Number of encoder outputs to generate; a quarter of them repeat earlier ones
@@ -108,7 +111,8 @@ pub(crate) fn run(args: &DemoArgs) -> Result<Outcome, Failure> {
             draw(snapshot.capacity, &snapshot.map.runs, output.map_style())
         ))?;
     }
-    output.row(&summary, || summary.line())?;
+    output.say(&format!("\n{}", summary.text()))?;
+    output.object(&summary)?;
     Ok(if summary.is_clean() {
         Outcome::Done
     } else {

@@ -58,6 +58,15 @@ impl Output {
         }
     }
 
+    /// Prints one object on a line of its own; a person does not see it.
+    pub(crate) fn object(&self, object: &impl Serialize) -> io::Result<()> {
+        if self.json {
+            self.line(&serde_json::to_string(object)?)
+        } else {
+            Ok(())
+        }
+    }
+
     /// Prints `text` for a person; programs do not see it. It may have lines and colours.
     pub(crate) fn say(&self, text: &str) -> io::Result<()> {
         if self.json {

@@ -21,7 +21,9 @@ use super::output::Output;
 use super::signals::Stop;
 use super::size::show_size;
 
-/// Send the tensors of safetensors files to a consumer.
+/// Send the tensors of safetensors files to a consumer
+///
+/// Files are read tensor by tensor. A tensor that the consumer has already is not sent again.
 #[derive(Debug, Args)]
 pub(crate) struct PushArgs {
     /// Control address of the consumer, as its `ready` line gives it

@@ -12,7 +12,7 @@ use super::push::parse_address;
 use super::size::show_size;
 use super::slab_map::draw;
 
-/// Show what a consumer's pool is used for.
+/// Show what a consumer's pool is used for
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
     /// Control address of the consumer

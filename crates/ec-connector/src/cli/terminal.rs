@@ -45,7 +45,7 @@ pub(crate) fn printable(text: &str) -> String {
 mod tests {
     use super::*;
 
-    // row: §10 files
+    // row: F16
     #[test]
     fn hostile_names_cannot_steer_the_terminal() {
         assert_eq!(printable("vision/blocks.0 größe"), "vision/blocks.0 größe");

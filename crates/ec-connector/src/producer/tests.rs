@@ -186,7 +186,7 @@ fn one_bad_push_harms_no_other() {
     assert_eq!(snapshot.bytes.writing + snapshot.bytes.stuck, 0);
 }
 
-// row: D16
+// row: C3.7b, D16
 #[test]
 fn memory_of_a_failed_write_is_given_back_and_of_an_unknown_one_kept() {
     let engine = FakeEngine::new();
@@ -274,6 +274,7 @@ fn a_consumer_that_is_not_there_fails_one_push_in_time_and_the_waiting_ones_with
     );
 }
 
+// row: D7
 #[test]
 fn a_restarted_consumer_is_found_again() {
     let engine = FakeEngine::new();
@@ -298,6 +299,7 @@ fn a_restarted_consumer_is_found_again() {
     );
 }
 
+// row: D14
 #[test]
 fn closing_ends_waiting_pushes_and_says_so() {
     let engine = FakeEngine::new();
@@ -412,4 +414,21 @@ fn shutting_down_waits_for_writers_and_names_those_that_do_not_finish() {
     );
     drop(producer);
     assert_eq!(engine.registered(), 1, "a late write still finds the pool");
+}
+
+// row: M8
+#[test]
+fn an_item_outlives_its_consumer() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 10_000);
+    let content = bytes(1_000, 1);
+    assert!(
+        done(&producer.push(item(consumer.address(), &content)))
+            .result
+            .is_ok()
+    );
+    let taken = consumer.next_taken(soon()).unwrap();
+    assert_eq!(consumer.shutdown(Instant::now()), Ok(()));
+    assert_eq!(content_of(&taken), content);
 }

@@ -194,7 +194,7 @@ fn one_action_is_outstanding_at_a_time() {
     );
 }
 
-// row: V6
+// row: C3.4, V6
 #[test]
 fn a_lost_reserve_reply_is_answered_by_abandoning_the_id_never_by_repeating_it() {
     let mut push = Driven::fresh();
@@ -208,7 +208,7 @@ fn a_lost_reserve_reply_is_answered_by_abandoning_the_id_never_by_repeating_it()
     assert_eq!(push.result(), Ok(Delivery::Cached));
 }
 
-// row: V6
+// row: C3.4, V6
 #[test]
 fn a_given_id_is_refreshed_after_a_lost_reserve_reply() {
     let mut push = Driven::given();
@@ -344,7 +344,7 @@ fn a_follower_gives_up_at_the_timeout_and_tells_the_consumer() {
     assert!(matches!(push.result(), Err(PushFailure::TimedOut { .. })));
 }
 
-// row: D16
+// row: C3.7b, D16
 #[test]
 fn a_write_that_ended_is_abandoned_and_one_with_unknown_end_only_cancelled() {
     for (end, kind, code) in [

@@ -73,11 +73,14 @@ impl Summary {
         self.verified == self.items
     }
 
-    pub(super) fn line(&self) -> String {
-        let time = |us: Option<u64>| us.map_or("-".to_owned(), |us| format!("{us} us"));
+    /// The figures for a person.
+    pub(super) fn text(&self) -> String {
+        let time =
+            |us: Option<u64>| us.map_or("-".to_owned(), |us| format!("{:.1} ms", us as f64 / 1e3));
         format!(
-            "{} pushed, {} verified, {} cached; {} over the wire in {:.3} s ({:.2} GB/s); reserve to complete: median {}, \
-             99 % within {}",
+            "{} pushed, {} verified, {} cached\n\
+             {} over the wire in {:.3} s: {:.2} GB/s\n\
+             reserve to complete: median {}, 99 % within {}",
             self.items,
             self.verified,
             self.cached,
