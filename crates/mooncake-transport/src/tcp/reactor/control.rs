@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
@@ -10,10 +11,10 @@ use mio::{Interest, Token};
 
 use super::{
     Client, Connecting, Connection, Deadline, ExchangeEnd, Flow, Key, Reactor, Role, Turn, receive,
-    send,
 };
 use crate::error::{ControlError, IoFailure};
 use crate::tcp::control::{ClientWant, ControlClient, Request, ServerWant};
+use crate::tcp::socket;
 
 /// How a connection in the making stands.
 pub(super) enum Made {
@@ -78,11 +79,7 @@ impl Reactor {
                     if !connection.writable {
                         break Flow::Keep;
                     }
-                    match crate::tcp::socket::send(
-                        std::os::fd::AsFd::as_fd(&connection.stream),
-                        bytes,
-                        None,
-                    ) {
+                    match socket::send(connection.stream.as_fd(), bytes, None) {
                         Ok(count) => {
                             serving.machine.handle_sent(count);
                             count
@@ -215,16 +212,14 @@ impl Reactor {
                     if !connection.writable {
                         return Flow::Keep;
                     }
-                    let bytes = bytes.to_vec();
-                    let sent = send(connection, &bytes);
-                    let Role::Client(client) = &mut connection.role else {
-                        return Flow::Close;
-                    };
-                    match sent {
-                        Ok(None) => return Flow::Keep,
-                        Ok(Some(count)) => {
+                    match socket::send(connection.stream.as_fd(), bytes, None) {
+                        Ok(count) => {
                             client.machine.handle_sent(count);
                             turn.spend(count);
+                        }
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                            connection.writable = false;
+                            return Flow::Keep;
                         }
                         Err(error) => client.machine.handle_failure(failure(&error)),
                     }
