@@ -16,7 +16,9 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use terminal::wants_colours;
 
@@ -53,11 +55,12 @@ enum Command {
 /// Runs the command that was asked for. Wrong arguments end the process with code 2.
 pub(crate) fn run() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
-        .with_ansi(wants_colours(io::stderr().is_terminal()))
+        .with_ansi(wants_colours(io::stderr().is_terminal()));
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(log_filter())
         .init();
     let result = match &cli.command {
         Command::Demo(args) => demo::run(args),
@@ -71,4 +74,12 @@ pub(crate) fn run() -> ExitCode {
         Ok(outcome) => outcome.into(),
         Err(failure) => failure.report(),
     }
+}
+
+/// What `RUST_LOG` asks for (`debug`, or `target=level` separated by commas), else warnings and errors.
+fn log_filter() -> Targets {
+    std::env::var("RUST_LOG")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN))
 }
