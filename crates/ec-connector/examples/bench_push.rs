@@ -18,7 +18,7 @@ use mooncake_transport::tcp::{TcpConfig, TcpEngine};
 use mooncake_transport::{Access, Engine, Op, Segment, Task};
 use slab_memory::{HostSlab, Memory};
 
-const SIZES: [u64; 4] = [64 << 10, 1 << 20, 8 << 20, 64 << 20];
+const SIZES: [u64; 5] = [4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20];
 const LARGEST: u64 = 64 << 20;
 const POOL_BYTES: u64 = 512 << 20;
 /// A size is measured for about this long per contender.
