@@ -8,7 +8,7 @@ use crate::cmd;
 use crate::report::Run;
 use crate::runner::Runner;
 
-/// What continuous integration runs: check, test, package
+/// What continuous integration runs: check, test, tidy, package
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Accept changes that are not committed (when packaging)
@@ -21,10 +21,13 @@ impl Args {
         let allow_dirty = self.allow_dirty;
         let mut run = None;
         let mut times = Vec::new();
-        let steps: [(&str, &mut dyn FnMut() -> Result<()>); 3] = [
+        let steps: [(&str, &mut dyn FnMut() -> Result<()>); 4] = [
             ("check", &mut || cmd::check::Args {}.run(runner)),
             ("test", &mut || {
                 cmd::test::Args::default().run_all(runner, &mut run)
+            }),
+            ("tidy", &mut || {
+                cmd::tidy::Args { without_run: false }.run(runner)
             }),
             ("package", &mut || {
                 cmd::package::Args { allow_dirty }.run(runner)
