@@ -11,7 +11,20 @@ use crate::workspace::Metadata;
 pub(super) fn check(root: &Path, metadata: &Metadata) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     let xtask = crate::Cli::command();
+    let mut commands = Vec::new();
+    for package in metadata.members() {
+        let Some(dir) = package.manifest_path.parent() else {
+            continue;
+        };
+        for entry in std::fs::read_dir(dir.join("src/cli")).into_iter().flatten() {
+            let name = entry?.file_name();
+            if let Some(command) = name.to_string_lossy().strip_suffix(".rs") {
+                commands.push((package.name.clone(), command.to_owned()));
+            }
+        }
+    }
     let known = Known {
+        commands,
         xtask: xtask
             .get_subcommands()
             .map(|command| command.get_name().to_owned())
@@ -66,6 +79,8 @@ pub(super) fn check(root: &Path, metadata: &Metadata) -> Result<Vec<String>> {
 struct Known {
     xtask: Vec<String>,
     packages: Vec<String>,
+    /// Files `src/cli/<command>.rs`, as `(package, command)`.
+    commands: Vec<(String, String)>,
 }
 
 /// The cargo commands of the fenced blocks that refer to nothing.
@@ -94,6 +109,14 @@ fn unknown_commands(text: &str, known: &Known) -> Vec<String> {
                 problems.push(format!("no such command: `{}`", words.join(" ")));
             }
         }
+        if let Some((package, command)) = program_call(words)
+            && !known
+                .commands
+                .iter()
+                .any(|(p, c)| p == package && c == command)
+        {
+            problems.push(format!("no such command: `{}`", words.join(" ")));
+        }
         for pair in words
             .windows(2)
             .filter(|pair| ["-p", "--package"].contains(&pair[0]))
@@ -106,6 +129,16 @@ fn unknown_commands(text: &str, known: &Known) -> Vec<String> {
     problems
 }
 
+/// The package and the command of `cargo run … -p PACKAGE … -- COMMAND …`.
+fn program_call<'a>(words: &[&'a str]) -> Option<(&'a str, &'a str)> {
+    let package = words
+        .windows(2)
+        .find(|pair| ["-p", "--package"].contains(&pair[0]))?[1];
+    let end = words.iter().position(|word| *word == "--")?;
+    let command = words.get(end + 1)?;
+    (words.get(1) == Some(&"run") && !command.starts_with('-')).then_some((package, command))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,6 +147,7 @@ mod tests {
         let known = Known {
             xtask: vec!["test".to_owned()],
             packages: vec!["slab-core".to_owned()],
+            commands: vec![("slab-core".to_owned(), "demo".to_owned())],
         };
         unknown_commands(text, &known).len()
     }
@@ -132,8 +166,13 @@ mod tests {
         assert_eq!(problems("```\ncargo xtask zap\n```\n"), 1);
         assert_eq!(problems("```\ncargo xtask\n```\n"), 1);
         assert_eq!(
+            problems("```\ncargo run -p slab-core -- demo --x\n```\n"),
+            0
+        );
+        assert_eq!(problems("```\ncargo run -p slab-core -- dance\n```\n"), 1);
+        assert_eq!(
             problems("```\ncargo run --release -p nothing -- demo\n```\n"),
-            1
+            2
         );
     }
 }
