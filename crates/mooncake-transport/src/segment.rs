@@ -2,8 +2,8 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
 /// Identity of one engine in this process, so that a segment is not used with another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +57,7 @@ impl Segment {
         self.0.peer.downcast_ref()
     }
 
-    #[cfg_attr(not(feature = "tcp"), expect(dead_code))]
+    #[cfg(feature = "tcp")]
     pub(crate) fn downgrade(&self) -> WeakSegment {
         WeakSegment(Arc::downgrade(&self.0))
     }
@@ -70,10 +70,10 @@ impl fmt::Debug for Segment {
 }
 
 /// A segment that may have been given up by all its users.
-#[cfg_attr(not(feature = "tcp"), expect(dead_code))]
-pub(crate) struct WeakSegment(Weak<Inner>);
+#[cfg(feature = "tcp")]
+pub(crate) struct WeakSegment(std::sync::Weak<Inner>);
 
-#[cfg_attr(not(feature = "tcp"), expect(dead_code))]
+#[cfg(feature = "tcp")]
 impl WeakSegment {
     pub(crate) fn upgrade(&self) -> Option<Segment> {
         self.0.upgrade().map(Segment)
