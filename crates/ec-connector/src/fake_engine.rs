@@ -15,6 +15,8 @@ use slab_memory::Memory;
 pub(crate) enum Fate {
     Ended,
     Unknown,
+    /// The engine panics.
+    Panic,
 }
 
 pub(crate) struct FakeEngine {
@@ -55,9 +57,12 @@ impl FakeEngine {
 
     fn write(&self, task: &Task) -> Remote {
         self.writes.fetch_add(1, Ordering::SeqCst);
-        match self.fates.lock().unwrap().pop_front() {
+        // Taken out first: a panic must not poison the list.
+        let fate = self.fates.lock().unwrap().pop_front();
+        match fate {
             None => {}
             Some(Fate::Ended) => return Remote::Ended(Reason::Closed),
+            Some(Fate::Panic) => panic!("told to"),
             Some(Fate::Unknown) => return Remote::Unknown(Reason::Stalled { timeout_ms: 1 }),
         }
         let mut bytes = vec![0; (task.range.end - task.range.start) as usize];

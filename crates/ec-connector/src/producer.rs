@@ -114,6 +114,10 @@ pub enum PushError {
         /// Bytes of the tensor.
         tensor_bytes: u64,
     },
+    /// The push was lost to a defect of the producer, which the log describes; the consumer may keep its memory
+    /// reserved.
+    #[error("the push was lost to a defect of the producer; see its log")]
+    Lost,
     /// The consumer has more shards than are supported; nothing was written to any of them.
     #[error("the consumer has {count} shards, and only consumers with one are supported")]
     Shards {
@@ -130,6 +134,7 @@ impl PushError {
             Self::Stage(_) => "source",
             Self::Length { .. } => "size_mismatch",
             Self::Shards { .. } => "shards",
+            Self::Lost => "lost",
         }
     }
 

@@ -4,9 +4,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::PushReport;
+use super::{PushError, PushReport};
+use crate::name::TransferId;
 
 /// A push under way. It can be polled, waited for, or awaited (it is a plain [`Future`] and needs no runtime).
 ///
@@ -14,8 +15,37 @@ use super::PushReport;
 #[must_use = "dropping it gives up the only way to learn what became of the push"]
 pub struct Push(Arc<Ending>);
 
+/// The duty to report how a push ended. Dropped without a report, it reports the push as lost, so that nobody
+/// waits for ever.
+pub(super) struct Ticket {
+    ending: Option<Arc<Ending>>,
+    transfer_id: TransferId,
+}
+
+impl Ticket {
+    /// Publishes the report and wakes whoever waits for it.
+    pub(super) fn end(mut self, report: PushReport) {
+        if let Some(ending) = self.ending.take() {
+            ending.end(report);
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if let Some(ending) = self.ending.take() {
+            ending.end(PushReport {
+                transfer_id: self.transfer_id.clone(),
+                result: Err(PushError::Lost),
+                elapsed: Duration::ZERO,
+                wire_bytes: 0,
+            });
+        }
+    }
+}
+
 #[derive(Default)]
-pub(super) struct Ending {
+struct Ending {
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -32,8 +62,7 @@ impl Ending {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes the report and wakes whoever waits for it.
-    pub(super) fn end(&self, report: PushReport) {
+    fn end(&self, report: PushReport) {
         let waker = {
             let mut state = self.lock();
             state.report = Some(report);
@@ -47,8 +76,14 @@ impl Ending {
 }
 
 impl Push {
-    pub(super) fn new(ending: &Arc<Ending>) -> Self {
-        Self(Arc::clone(ending))
+    /// A push under way, and the duty to end it.
+    pub(super) fn with_ticket(transfer_id: TransferId) -> (Self, Ticket) {
+        let ending = Arc::<Ending>::default();
+        let ticket = Ticket {
+            ending: Some(Arc::clone(&ending)),
+            transfer_id,
+        };
+        (Self(ending), ticket)
     }
 
     /// Returns the report if the push has ended.

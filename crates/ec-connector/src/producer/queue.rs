@@ -1,10 +1,10 @@
 //! Pushes that wait: for a thread, for a moment, or for another push of the same content.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::push::Ending;
+use super::push::Ticket;
 use super::{Item, Push, PushError, PushId, PushReport};
 use crate::control::ControlAddress;
 use crate::moment::Moment;
@@ -32,7 +32,7 @@ pub(super) struct Record {
     pub(super) error: Option<PushError>,
     first_id: TransferId,
     policy: IdPolicy,
-    ending: Arc<Ending>,
+    ending: Ticket,
 }
 
 impl Record {
@@ -41,8 +41,7 @@ impl Record {
             PushId::Given(id) => (id, IdPolicy::Given),
             PushId::Fresh => (ids.transfer_id(), IdPolicy::Fresh),
         };
-        let ending = Arc::new(Ending::default());
-        let push = Push::new(&ending);
+        let (push, ending) = Push::with_ticket(first_id.clone());
         let record = Self {
             to: item.to,
             mm_hash: item.mm_hash,
@@ -78,12 +77,12 @@ impl Record {
         }
     }
 
-    fn lane(&self) -> Lane {
+    pub(super) fn lane(&self) -> Lane {
         (self.to.clone(), self.mm_hash.clone())
     }
 }
 
-type Lane = (ControlAddress, MmHash);
+pub(super) type Lane = (ControlAddress, MmHash);
 
 /// All pushes that no thread works on, and the count of those that have not ended.
 pub(super) struct Queue {
@@ -273,6 +272,16 @@ impl Queue {
             report(record, result);
         }
         self.lock().open -= count;
+        self.room.notify_all();
+    }
+
+    /// The thread that worked on the push in this lane has panicked: the push has ended, unreported.
+    pub(super) fn lose(&self, lane: &Lane) {
+        let mut state = self.lock();
+        state.leave(lane);
+        state.open -= 1;
+        drop(state);
+        self.work.notify_all();
         self.room.notify_all();
     }
 

@@ -432,3 +432,63 @@ fn an_item_outlives_its_consumer() {
     assert_eq!(consumer.shutdown(Instant::now()), Ok(()));
     assert_eq!(content_of(&taken), content);
 }
+
+#[test]
+fn a_push_lost_to_a_panic_is_reported_and_costs_no_other() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let mut config = ProducerConfig {
+        threads: NonZeroUsize::MIN,
+        pushes_max: NonZeroUsize::MIN,
+        staging_bytes: 4096,
+        ..ProducerConfig::default()
+    };
+    config.push.timeout_ms = 10_000;
+    let producer = Producer::start(engine.clone(), config).unwrap();
+    engine.next_writes(&[Fate::Panic]);
+    let content = bytes(1_000, 1);
+    let report = done(&producer.push(item(consumer.address(), &content)));
+    assert_eq!(report.result.unwrap_err().code(), "lost");
+    // Room, thread and staging are there for the next one.
+    for seed in 2..6 {
+        let push = producer.push(item(consumer.address(), &bytes(4_096, seed)));
+        assert_eq!(done(&push).result.unwrap(), Delivery::Written);
+    }
+}
+
+/// Answers every request with `reply`, as long as anybody asks.
+fn answering(reply: &'static str) -> ControlAddress {
+    let context = zmq::Context::new();
+    let server = context.socket(zmq::REP).unwrap();
+    server.bind("tcp://127.0.0.1:*").unwrap();
+    let endpoint = server.get_last_endpoint().unwrap().unwrap();
+    // Ends with the test process.
+    std::thread::spawn(
+        move || {
+            while server.recv_bytes(0).is_ok() && server.send(reply, 0).is_ok() {}
+        },
+    );
+    ControlAddress::parse(&endpoint).unwrap()
+}
+
+#[test]
+fn a_consumer_of_several_shards_is_refused_before_anything_is_written() {
+    let engine = FakeEngine::new();
+    let producer = producer(&engine, 10_000);
+    let address = answering(r#"{"ok": true, "result": {"ports": [1, 2]}}"#);
+    let report = done(&producer.push(item(&address, &bytes(10, 1))));
+    let error = report.result.unwrap_err();
+    assert!(matches!(error, PushError::Shards { count: 2 }), "{error}");
+    assert_eq!(engine.writes.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_consumer_that_refuses_without_a_code_is_asked_a_few_times() {
+    let engine = FakeEngine::new();
+    let producer = producer(&engine, 10_000);
+    let address = answering(r#"{"ok": false, "error": "no such thing"}"#);
+    let report = done(&producer.push(item(&address, &bytes(10, 1))));
+    let error = report.result.unwrap_err();
+    assert_eq!(error.code(), "refused");
+    assert!(error.to_string().contains("no such thing"), "{error}");
+}

@@ -1,6 +1,7 @@
 //! What the producer's threads do: carry out the actions of push records.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -96,7 +97,14 @@ pub(super) fn run(queue: &Queue, site: &Site) {
         clients: HashMap::new(),
     };
     while let Some(record) = queue.next() {
-        worker.drive(record);
+        let lane = record.lane();
+        // A defect that shows with one push must not take the thread from the others.
+        if catch_unwind(AssertUnwindSafe(|| worker.drive(record))).is_err() {
+            tracing::error!("a push was lost to a panic");
+            // A request may have been under way: its socket cannot be used again.
+            worker.clients.clear();
+            queue.lose(&lane);
+        }
     }
 }
 

@@ -65,6 +65,9 @@ pub fn write_tensor_file<E: std::error::Error + Send + Sync + 'static>(
     Ok(path)
 }
 
+/// Names tried when killed processes of the same number have left some behind.
+const NAMES_TRIED: u32 = 16;
+
 /// A file under a temporary name, removed when dropped.
 struct Partial {
     path: PathBuf,
@@ -75,30 +78,33 @@ struct Partial {
 impl Partial {
     fn create(dir: &Path, sha256: &str) -> Result<Self, OutputError> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
-        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        let path = dir.join(format!(".{sha256}.{}.{serial}.partial", std::process::id()));
-        // A leftover of a killed process with the same number is overwritten.
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(&path)
-            .map_err(|source| OutputError::Io {
-                path: path.clone(),
-                source,
-            })?;
-        Ok(Self {
-            path,
-            file,
-            kept: false,
-        })
+        let mut tries = 0;
+        loop {
+            let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+            let path = dir.join(format!(".{sha256}.{}.{serial}.partial", std::process::id()));
+            // Only a file of our own: whatever has the name already, a link included, is left alone.
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(file) => {
+                    return Ok(Self {
+                        path,
+                        file,
+                        kept: false,
+                    });
+                }
+                Err(error)
+                    if error.kind() == io::ErrorKind::AlreadyExists && tries < NAMES_TRIED =>
+                {
+                    tries += 1;
+                }
+                Err(source) => return Err(OutputError::Io { path, source }),
+            }
+        }
     }
 
     fn keep(mut self) {
         self.kept = true;
     }
 }
-
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.kept
@@ -210,6 +216,28 @@ mod tests {
         assert_eq!(names(dir.path()), ["ab.safetensors"]);
         let text = fs::read(dir.path().join("ab.safetensors")).unwrap();
         assert!(String::from_utf8_lossy(&text).contains("two"));
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_temporary_file_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let victim = dir.path().join("victim");
+        fs::write(&victim, "precious").unwrap();
+        // Whatever serial number the next file of this process gets.
+        for serial in 0..12 {
+            let name = format!(".cd.{}.{serial}.partial", std::process::id());
+            std::os::unix::fs::symlink(&victim, dir.path().join(name)).unwrap();
+        }
+        let path = write_tensor_file(
+            dir.path(),
+            "cd",
+            &spec("uint8", &[1]),
+            &[],
+            |file, offset| file.write_all_at(b"x", offset),
+        )
+        .unwrap();
+        assert!(path.is_file());
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
     }
 
     #[test]
