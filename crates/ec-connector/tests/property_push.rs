@@ -497,7 +497,7 @@ fn refusal<T>(code: Option<ErrorCode>) -> PushAnswer<T> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig::with_cases(20_000))]
 
     // row: C3.4, C3.7b, D16
     #[test]

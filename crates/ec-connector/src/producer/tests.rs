@@ -268,7 +268,7 @@ fn a_consumer_that_is_not_there_fails_one_push_in_time_and_the_waiting_ones_with
         assert!(error.is_unreachable(), "{error}");
     }
     assert!(
-        started.elapsed() < Duration::from_millis(1_500),
+        started.elapsed() < Duration::from_secs(3),
         "{:?}",
         started.elapsed()
     );
