@@ -179,6 +179,20 @@ impl Consumer {
         status
     }
 
+    /// The checked status once the consumer has looked at all it took: it lets an item go a moment
+    /// after it reported it, and after its producer was told that the push is complete.
+    pub(crate) fn settled_status(&self) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.checked_status();
+            if status["bytes"]["leased"] == 0 && status["leases"] == 0 {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "still leased: {status}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     pub(crate) fn stop(mut self) -> i32 {
         self.process.signal(Signal::TERM);
         self.process.code()
