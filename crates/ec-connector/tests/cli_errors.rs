@@ -29,6 +29,17 @@ fn refused(args: &[&str]) -> String {
 #[test]
 fn wrong_usage_ends_with_code_2_and_says_what_would_be_right() {
     let consume = |listen, pool| refused(&["consume", "--listen", listen, "--pool", pool]);
+    let advertise = |host| {
+        refused(&[
+            "consume",
+            "--listen",
+            "127.0.0.1:0",
+            "--pool",
+            "1MiB",
+            "--advertise",
+            host,
+        ])
+    };
     for (errors, says) in [
         (refused(&[]), "Usage"),
         (refused(&["fly"]), "unrecognized"),
@@ -42,6 +53,9 @@ fn wrong_usage_ends_with_code_2_and_says_what_would_be_right() {
         (consume("no.such.host.invalid:1", "1MiB"), "HOST:PORT"),
         (consume("0.0.0.0:0", "1MiB"), "--advertise"),
         (consume("[::]:0", "1MiB"), "--advertise"),
+        (advertise("0.0.0.0"), "--advertise"),
+        (advertise("::"), "--advertise"),
+        (advertise("[::]"), "--advertise"),
         (refused(&["consume", "--pool", "1MiB"]), "--listen"),
         (refused(&["push", "--to", "tcp://127.0.0.1:1"]), "FILE"),
         (refused(&["push", "--to", "127.0.0.1:1", "x"]), "tcp://"),

@@ -60,6 +60,6 @@ mod tests {
             let found = find(&format!("fine\nsee {word}x\n"));
             assert!(found.contains(&(2, word)), "{found:?}");
         }
-        assert!(find("the workspace root, a shared pool, crates.io\n").is_empty());
+        assert!(find("the workspace root, a shared pool, a registry\n").is_empty());
     }
 }

@@ -138,6 +138,16 @@ fn start(args: &ConsumeArgs, listen: SocketAddr) -> Result<Consumer, Failure> {
     let mut engine_config = TcpConfig::default();
     engine_config.bind = listen.ip();
     engine_config.advertise.clone_from(&args.advertise);
+    if let Some(host) = &args.advertise
+        && host
+            .trim_matches(['[', ']'])
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|address| address.is_unspecified())
+    {
+        return Err(Failure::usage(anyhow::anyhow!(
+            "--advertise {host} is no address that a producer can reach; name this machine's own"
+        )));
+    }
     if listen.ip().is_unspecified() && args.advertise.is_none() {
         return Err(Failure::usage(anyhow::anyhow!(
             "listening on every address ({}) needs --advertise HOST, the name or address producers reach this machine \
