@@ -428,6 +428,18 @@ impl Reactor {
     }
 }
 
+/// Begins a connection to the next address in the place of `stream`, which could not be made.
+fn redial(poll: &Poll, key: Key, stream: &mut TcpStream, endpoint: SocketAddr) -> io::Result<()> {
+    let mut next = TcpStream::connect(endpoint)?;
+    // Replaced by the new one; closing it deregisters it anyway.
+    let _ = poll.registry().deregister(stream);
+    let interest = Interest::READABLE | Interest::WRITABLE;
+    poll.registry()
+        .register(&mut next, Token(key.index), interest)?;
+    *stream = next;
+    Ok(())
+}
+
 /// Receives into `buffer`, and notes when the socket has no more.
 fn receive(connection: &mut Connection, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     match super::socket::receive(connection.stream.as_fd(), buffer, None) {

@@ -7,10 +7,10 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
-use mio::{Interest, Token};
 
 use super::{
     Client, Connecting, Connection, Deadline, ExchangeEnd, Flow, Key, Reactor, Role, Turn, receive,
+    redial,
 };
 use crate::error::{ControlError, IoFailure};
 use crate::tcp::control::{ClientWant, ControlClient, Request, ServerWant};
@@ -302,19 +302,8 @@ impl Reactor {
             && let Some(endpoint) = connecting.rest.pop_front()
         {
             connecting.endpoint = endpoint;
-            let stream = TcpStream::connect(endpoint);
-            let reconnected = stream.and_then(|mut stream| {
-                // Replaced by the new one; closing it deregisters it anyway.
-                let _ = self.poll.registry().deregister(&mut connection.stream);
-                let interest = Interest::READABLE | Interest::WRITABLE;
-                self.poll
-                    .registry()
-                    .register(&mut stream, Token(key.index), interest)?;
-                Ok(stream)
-            });
-            match reconnected {
-                Ok(stream) => {
-                    connection.stream = stream;
+            match redial(&self.poll, key, &mut connection.stream, endpoint) {
+                Ok(()) => {
                     connection.readable = false;
                     connection.writable = false;
                     let timeout = self.shared.config.timeouts.connect;

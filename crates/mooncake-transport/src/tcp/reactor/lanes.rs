@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mio::net::TcpStream;
-use mio::{Interest, Token};
 
 use super::control::{Made, look_if_made};
 use super::running::Running;
 use super::{
-    Connecting, Connection, Deadline, ExchangeEnd, Flow, Key, Reactor, Role, fail_all,
+    Connecting, Connection, Deadline, ExchangeEnd, Flow, Key, Reactor, Role, fail_all, redial,
     set_data_options,
 };
 use crate::batch::{Reason, Remote};
@@ -295,18 +294,8 @@ impl Reactor {
         let mut last = reason;
         while let Some(endpoint) = connecting.rest.pop_front() {
             connecting.endpoint = endpoint;
-            let reconnected = TcpStream::connect(endpoint).and_then(|mut stream| {
-                // Replaced by the new one; closing it deregisters it anyway.
-                let _ = self.poll.registry().deregister(&mut connection.stream);
-                let interest = Interest::READABLE | Interest::WRITABLE;
-                self.poll
-                    .registry()
-                    .register(&mut stream, Token(key.index), interest)?;
-                Ok(stream)
-            });
-            match reconnected {
-                Ok(stream) => {
-                    connection.stream = stream;
+            match redial(&self.poll, key, &mut connection.stream, endpoint) {
+                Ok(()) => {
                     connection.readable = false;
                     connection.writable = false;
                     let timeout = self.shared.config.timeouts.connect;
