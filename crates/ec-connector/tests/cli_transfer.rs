@@ -258,6 +258,48 @@ fn out_writes_one_safetensors_file_for_each_content() {
 }
 
 #[test]
+fn out_keeps_tensors_of_equal_bytes_and_different_shape_or_type_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    fs::create_dir(&out).unwrap();
+    let path = dir.path().join("model.safetensors");
+    let tensor = |name: &str, dtype, shape: &[usize]| Tensor {
+        name: name.to_owned(),
+        dtype,
+        shape: shape.to_vec(),
+        bytes: vec![0; 24],
+    };
+    write_safetensors(
+        &path,
+        &[
+            tensor("a", Dtype::F32, &[2, 3]),
+            tensor("b", Dtype::F32, &[3, 2]),
+            tensor("c", Dtype::BF16, &[12]),
+            tensor("again", Dtype::F32, &[2, 3]),
+        ],
+    );
+    let mut consumer = Consumer::start("1MiB", &["--out", out.to_str().unwrap()]);
+    assert_eq!(push(&consumer.control, &[&path], &[]).0, 0);
+    let received = receive(&mut consumer, 4);
+    let mut seen = BTreeSet::new();
+    for row in &received {
+        assert!(row["error"].is_null(), "{row}");
+        let usual = format!("{}.safetensors", row["sha256"].as_str().unwrap());
+        let name = row["file"].as_str().unwrap_or(&usual).to_owned();
+        let bytes = fs::read(out.join(&name)).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let tensor = file.tensor("tensor").unwrap();
+        let shape: Vec<u64> = tensor.shape().iter().map(|&dim| dim as u64).collect();
+        assert_eq!(serde_json::json!(shape), row["shape"], "{name}");
+        assert_eq!(tensor.dtype() == Dtype::BF16, row["dtype"] == "bfloat16");
+        assert_eq!(tensor.data(), [0; 24]);
+        seen.insert(name);
+    }
+    assert_eq!(seen.len(), 3, "{seen:?}");
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 3);
+}
+
+#[test]
 fn kept_tensors_stay_leased_and_their_memory_is_not_reused() {
     let dir = tempfile::tempdir().unwrap();
     let first = file_of(dir.path(), "first.safetensors", 3, 300_000);

@@ -39,7 +39,8 @@ pub(crate) struct ConsumeArgs {
     /// Seconds after which an unfinished or untaken transfer expires
     #[arg(long, value_name = "S", default_value = "300")]
     ttl: NonZeroU64,
-    /// Write each tensor to DIR/<sha256>.safetensors
+    /// Write each tensor to DIR/<sha256>.safetensors; DIR must exist. Equal bytes of another shape or type become
+    /// DIR/<sha256>.<dtype>-<shape>.safetensors
     #[arg(long, value_name = "DIR", conflicts_with = "no_take")]
     out: Option<PathBuf>,
     /// Stop after this many transfers
@@ -228,11 +229,16 @@ impl Intake<'_> {
     fn receive(&mut self, item: TakenItem) -> Result<(), Failure> {
         self.count(item.transfer_id());
         let digest = item.digest()?;
-        let written = match &self.args.out {
-            Some(dir) => write_item(dir, &digest.sha256, &item).err(),
-            None => None,
+        let (path, error) = match &self.args.out {
+            Some(dir) => match write_item(dir, &digest.sha256, &item) {
+                Ok(path) => (Some(path), None),
+                Err(error) => (None, Some(format!("{:#}", anyhow::Error::new(error)))),
+            },
+            None => (None, None),
         };
-        let error = written.map(|error| format!("{:#}", anyhow::Error::new(error)));
+        let file = path
+            .as_deref()
+            .and_then(|path| other_name(path, &digest.sha256));
         self.failed |= error.is_some();
         let tensor = item.tensor();
         let row = Received {
@@ -244,6 +250,7 @@ impl Intake<'_> {
             nbytes: tensor.len_bytes(),
             sha256: &digest.sha256,
             cached: item.is_cached(),
+            file,
             error: error.as_deref(),
         };
         self.output.row(&row, || {
@@ -255,6 +262,10 @@ impl Intake<'_> {
                 row.dtype,
                 row.shape
             );
+            if let Some(file) = row.file {
+                line.push_str("  in ");
+                line.push_str(file);
+            }
             if let Some(error) = row.error {
                 line.push_str("  FAILED: ");
                 line.push_str(error);
@@ -301,6 +312,12 @@ fn write_item(dir: &Path, sha256: &str, item: &TakenItem) -> Result<PathBuf, Out
     })
 }
 
+/// The name of the file at `path`, unless it is the usual one.
+fn other_name<'a>(path: &'a Path, sha256: &str) -> Option<&'a str> {
+    let name = path.file_name()?.to_str()?;
+    (name.strip_suffix(".safetensors")? != sha256).then_some(name)
+}
+
 #[derive(Serialize)]
 struct Ready<'a> {
     event: &'static str,
@@ -318,6 +335,9 @@ struct Received<'a> {
     nbytes: u64,
     sha256: &'a str,
     cached: bool,
+    /// Only with `--out`, and if it is not `<sha256>.safetensors`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a str>,
 }
