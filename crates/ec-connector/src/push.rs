@@ -13,6 +13,8 @@
 //! - A follower (another producer writes the same content) asks for the status. Only `ready` decides: an id that
 //!   is gone may have been taken, cancelled or expired. The same holds for a complete that was answered
 //!   `completed: false` after its first reply was lost.
+//! - `completed` without `became_ready` is no success by itself: a consumer says so of bytes it has given up. If a
+//!   reply was lost before, the status decides; otherwise a fresh id is tried once.
 //! - Everything ends: at the timeout, or after a bounded number of errors that carry no code.
 //!
 //! Not here: which pushes run at the same time ([`ContentLanes`] keeps two of the same content apart), staging,
@@ -24,7 +26,7 @@ mod types;
 use crate::code::ErrorCode;
 use crate::moment::Moment;
 use crate::name::TransferId;
-use crate::reservation::CancelKind;
+use crate::reservation::{CancelKind, Completion};
 
 pub use lanes::ContentLanes;
 pub use types::{
@@ -53,7 +55,7 @@ pub struct PushMachine {
     /// Delay before the next repeat, in milliseconds.
     backoff_ms: u64,
     uncoded_errors: u32,
-    cancelled_before: bool,
+    given_up_before: bool,
     completes_undecided: u32,
 }
 
@@ -144,7 +146,7 @@ impl PushMachine {
             staged: false,
             backoff_ms: BACKOFF_FIRST_MS,
             uncoded_errors: 0,
-            cancelled_before: false,
+            given_up_before: false,
             completes_undecided: 0,
         }
     }
@@ -238,7 +240,7 @@ impl PushMachine {
             other => return self.unexpected(other),
         }
         match answer {
-            PushAnswer::Reply(Reserved::Cancelled) => self.cancelled(now),
+            PushAnswer::Reply(Reserved::Cancelled) => self.once_more(now, PushFailure::Cancelled),
             PushAnswer::Reply(Reserved::Granted {
                 reservation_id,
                 session,
@@ -331,16 +333,32 @@ impl PushMachine {
         }
     }
 
-    /// Takes the answer to [`PushAction::Complete`]: the reply's `completed`.
-    pub fn handle_complete(&mut self, now: Moment, answer: PushAnswer<bool>) {
+    /// Takes the answer to [`PushAction::Complete`].
+    pub fn handle_complete(&mut self, now: Moment, answer: PushAnswer<Completion>) {
         let (held, lost) = match self.take_state() {
             State::Completing { held, lost } => (held, lost),
             other => return self.unexpected(other),
         };
         match answer {
-            PushAnswer::Reply(true) => self.end(Ok(Delivery::Written)),
+            PushAnswer::Reply(Completion {
+                became_ready: true, ..
+            }) => self.end(Ok(Delivery::Written)),
+            // Acknowledged, but not made ready by this complete: an earlier one did that, or the consumer had given
+            // the reservation up while the bytes were written, and nobody gets them.
+            PushAnswer::Reply(Completion {
+                completed: true, ..
+            }) => {
+                self.grace = now;
+                if lost {
+                    self.asks = Asks::Wrote;
+                    self.backoff_ms = FOLLOW_FIRST_MS;
+                    self.state = State::Follow { at: now };
+                } else {
+                    self.once_more(now, PushFailure::NotCompleted);
+                }
+            }
             // The record is gone. Unless a reply was lost, no complete of ours can have ended it.
-            PushAnswer::Reply(false) => self.undecided(now, Some(held.reservation_id), lost),
+            PushAnswer::Reply(_) => self.undecided(now, Some(held.reservation_id), lost),
             PushAnswer::Refused { code, text } => {
                 self.uncoded_errors += 1;
                 if self.uncoded_errors >= self.config.uncoded_errors_max || self.is_over(now) {
@@ -489,13 +507,14 @@ impl PushMachine {
         });
     }
 
-    fn cancelled(&mut self, now: Moment) {
-        if self.policy == IdPolicy::Fresh && !self.cancelled_before && !self.is_over(now) {
-            self.cancelled_before = true;
+    /// The consumer gave the item up: one more try under a fresh id, then `failure`.
+    fn once_more(&mut self, now: Moment, failure: PushFailure) {
+        if self.policy == IdPolicy::Fresh && !self.given_up_before && !self.is_over(now) {
+            self.given_up_before = true;
             self.id_is_spent = true;
             self.state = State::Reserve { at: now };
         } else {
-            self.end(Err(PushFailure::Cancelled));
+            self.end(Err(failure));
         }
     }
 

@@ -6,8 +6,8 @@
 use std::collections::{HashMap, HashSet};
 
 use ec_connector::{
-    CancelKind, Delivery, ErrorCode, IdPolicy, Moment, PushAction, PushAnswer, PushConfig,
-    PushFailure, PushMachine, PushStep, Reserved, TransferId, WriteEnd,
+    CancelKind, Completion, Delivery, ErrorCode, IdPolicy, Moment, PushAction, PushAnswer,
+    PushConfig, PushFailure, PushMachine, PushStep, Reserved, TransferId, WriteEnd,
 };
 use proptest::prelude::*;
 
@@ -107,40 +107,45 @@ impl Consumer {
         reply
     }
 
-    fn complete(&mut self, id: &TransferId, reservation_id: &str) -> bool {
+    fn complete(&mut self, id: &TransferId, reservation_id: &str) -> Completion {
+        let answer = |completed, became_ready| Completion {
+            completed,
+            became_ready,
+        };
         let Some(record) = self.records.get_mut(id) else {
-            return false;
+            return answer(false, false);
         };
         if record.reservation_id != reservation_id {
-            return false;
+            return answer(false, false);
         }
         match record.state {
             State::Writing => {
                 record.state = State::Ready;
                 self.arrived = true;
-                self.followers_become(State::Ready);
-                true
+                self.followers_become_ready();
+                answer(true, true)
             }
-            State::Ready => true,
+            State::Ready => answer(true, false),
+            // The bytes are dropped unless somebody else waits for them.
             State::CancelPending => {
                 record.state = State::Cancelled;
-                self.arrived = true;
-                self.followers_become(State::Ready);
-                true
+                self.followers_become_ready();
+                answer(true, false)
             }
             State::ExpirePending => {
                 self.records.remove(id);
-                self.arrived = true;
-                true
+                self.followers_become_ready();
+                answer(true, false)
             }
-            State::Following | State::Cancelled => false,
+            State::Following | State::Cancelled => answer(false, false),
         }
     }
 
-    fn followers_become(&mut self, state: State) {
+    fn followers_become_ready(&mut self) {
         for record in self.records.values_mut() {
             if record.state == State::Following {
-                record.state = state.clone();
+                record.state = State::Ready;
+                self.arrived = true;
             }
         }
     }
@@ -191,7 +196,7 @@ impl Consumer {
                 self.other_writes = false;
                 self.arrived = true;
                 self.resident = true;
-                self.followers_become(State::Ready);
+                self.followers_become_ready();
             }
             2 if self.other_writes => {
                 // Its producer abandoned: the followers expire (row V5).
@@ -385,7 +390,7 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                     prop_assert!(ledger.applied || len == 0, "completed what was not written");
                     prop_assert!(!ledger.given_up, "completed what was given up");
                     let mut reply = || consumer.complete(&transfer_id, &reservation_id);
-                    let answer = match fate::<bool>(&mut tape) {
+                    let answer = match fate::<Completion>(&mut tape) {
                         Fate::LostRequest { sent } => PushAnswer::Lost { sent },
                         Fate::LostReply => {
                             reply();

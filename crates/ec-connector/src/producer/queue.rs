@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::push::Ticket;
 use super::{Item, Push, PushError, PushId, PushReport};
+use crate::code::ErrorCode;
 use crate::control::ControlAddress;
 use crate::moment::Moment;
 use crate::name::{MmHash, TransferId};
@@ -238,12 +239,16 @@ impl Queue {
 
     /// Reports how a push ended, and lets the next one of its content start.
     ///
-    /// If the consumer did not answer, whatever else waits for it ends as well.
+    /// If the consumer did not answer, or is shutting down, whatever else waits for it ends as well.
     pub(super) fn end(&self, record: Record, result: Result<Delivery, PushError>) {
-        let unreachable = match &result {
-            Err(PushError::Failed(failure @ PushFailure::Unreachable { .. })) => {
-                Some(failure.clone())
-            }
+        let gone = match &result {
+            Err(PushError::Failed(
+                failure @ (PushFailure::Unreachable { .. }
+                | PushFailure::Refused {
+                    code: Some(ErrorCode::ShuttingDown),
+                    ..
+                }),
+            )) => Some(failure.clone()),
             _ => None,
         };
         let mut ended = vec![(record, result)];
@@ -251,7 +256,7 @@ impl Queue {
             let mut state = self.lock();
             let (record, _) = &ended[0];
             state.leave(&record.lane());
-            if let Some(failure) = unreachable {
+            if let Some(failure) = gone {
                 let to = record.to.clone();
                 let given_up = state.give_up(self.now(), &failure, |record| record.to == to);
                 ended.extend(

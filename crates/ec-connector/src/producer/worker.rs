@@ -205,7 +205,7 @@ impl Worker<'_> {
                 let answer = self.ask(&record.to, until, Patience::UntilTimeout, |client| {
                     client.complete(&transfer_id, &reservation_id)
                 })?;
-                machine.handle_complete(self.queue.now(), map(answer, |done| done.completed));
+                machine.handle_complete(self.queue.now(), answer);
             }
             PushAction::Status {
                 transfer_id,

@@ -4,6 +4,21 @@ use super::*;
 
 const LEN: u64 = 4096;
 
+/// This complete made the item ready.
+const DONE: Completion = Completion {
+    completed: true,
+    became_ready: true,
+};
+/// Acknowledged, and not made ready by this complete.
+const DONE_BEFORE: Completion = Completion {
+    completed: true,
+    became_ready: false,
+};
+const REFUSED: Completion = Completion {
+    completed: false,
+    became_ready: false,
+};
+
 /// A push, its clock and its supply of ids `f1`, `f2`, …
 struct Driven {
     machine: PushMachine,
@@ -73,7 +88,7 @@ impl Driven {
         self.machine.handle_write(self.now, end);
     }
 
-    fn complete(&mut self, answer: PushAnswer<bool>) {
+    fn complete(&mut self, answer: PushAnswer<Completion>) {
         match self.act() {
             PushAction::Complete { reservation_id, .. } => {
                 assert_eq!(reservation_id, "r");
@@ -156,7 +171,7 @@ fn a_granted_push_stages_writes_and_completes() {
     let mut push = Driven::fresh();
     push.begin_write();
     push.write(WriteEnd::Applied);
-    push.complete(PushAnswer::Reply(true));
+    push.complete(PushAnswer::Reply(DONE));
     assert_eq!(push.result(), Ok(Delivery::Written));
     assert_eq!(push.ended_under(), "t");
 }
@@ -180,7 +195,7 @@ fn zero_bytes_are_completed_without_a_write() {
         write: true,
         ready: false,
     }));
-    push.complete(PushAnswer::Reply(true));
+    push.complete(PushAnswer::Reply(DONE));
     assert_eq!(push.result(), Ok(Delivery::Written));
 }
 
@@ -321,7 +336,7 @@ fn a_follower_whose_writer_was_lost_becomes_the_writer() {
     push.status(PushAnswer::Reply(None));
     push.begin_write();
     push.write(WriteEnd::Applied);
-    push.complete(PushAnswer::Reply(true));
+    push.complete(PushAnswer::Reply(DONE));
     assert_eq!(push.result(), Ok(Delivery::Written));
 }
 
@@ -394,19 +409,69 @@ fn a_reservation_that_grew_old_before_the_write_is_renewed_first() {
         push.cancel(kind, PushAnswer::Reply(true));
         assert_eq!(push.reserve(granted(true, false)).as_str(), next);
         push.write(WriteEnd::Applied);
-        push.complete(PushAnswer::Reply(true));
+        push.complete(PushAnswer::Reply(DONE));
         assert_eq!(push.result(), Ok(Delivery::Written));
     }
 }
 
 #[test]
-fn a_lost_complete_reply_is_asked_again_and_true_decides() {
+fn a_lost_complete_reply_is_asked_again_and_ready_decides() {
     let mut push = Driven::given();
     push.begin_write();
     push.write(WriteEnd::Applied);
     push.complete(lost());
-    push.complete(PushAnswer::Reply(true));
+    push.complete(PushAnswer::Reply(DONE));
     assert_eq!(push.result(), Ok(Delivery::Written));
+}
+
+#[test]
+fn completed_but_not_ready_after_a_lost_reply_is_decided_by_the_status() {
+    let mut push = Driven::given();
+    push.begin_write();
+    push.write(WriteEnd::Applied);
+    push.complete(lost());
+    push.complete(PushAnswer::Reply(DONE_BEFORE));
+    push.status(PushAnswer::Reply(Some(true)));
+    assert_eq!(push.result(), Ok(Delivery::Written));
+
+    let mut push = Driven::given();
+    push.begin_write();
+    push.write(WriteEnd::Applied);
+    push.complete(lost());
+    push.complete(PushAnswer::Reply(DONE_BEFORE));
+    push.status(PushAnswer::Reply(None));
+    assert_eq!(push.result(), Err(PushFailure::Unconfirmed));
+}
+
+#[test]
+fn bytes_the_consumer_gave_up_while_they_were_written_are_not_called_written() {
+    let mut push = Driven::given();
+    push.begin_write();
+    push.write(WriteEnd::Applied);
+    push.complete(PushAnswer::Reply(DONE_BEFORE));
+    assert_eq!(push.result(), Err(PushFailure::NotCompleted));
+
+    let mut push = Driven::fresh();
+    push.begin_write();
+    push.write(WriteEnd::Applied);
+    push.complete(PushAnswer::Reply(DONE_BEFORE));
+    assert_eq!(push.reserve(granted(true, false)).as_str(), "f1");
+    push.write(WriteEnd::Applied);
+    push.complete(PushAnswer::Reply(DONE));
+    assert_eq!(push.result(), Ok(Delivery::Written));
+
+    let mut push = Driven::fresh();
+    push.begin_write();
+    push.write(WriteEnd::Applied);
+    push.complete(PushAnswer::Reply(DONE_BEFORE));
+    push.reserve(granted(true, false));
+    push.write(WriteEnd::Applied);
+    push.complete(PushAnswer::Reply(DONE_BEFORE));
+    assert_eq!(
+        push.result(),
+        Err(PushFailure::NotCompleted),
+        "tried once more, not for ever"
+    );
 }
 
 #[test]
@@ -415,14 +480,14 @@ fn completed_false_after_a_lost_reply_decides_nothing() {
     push.begin_write();
     push.write(WriteEnd::Applied);
     push.complete(lost());
-    push.complete(PushAnswer::Reply(false));
+    push.complete(PushAnswer::Reply(REFUSED));
     assert_eq!(push.result(), Err(PushFailure::Unconfirmed));
 
     let mut push = Driven::fresh();
     push.begin_write();
     push.write(WriteEnd::Applied);
     push.complete(lost());
-    push.complete(PushAnswer::Reply(false));
+    push.complete(PushAnswer::Reply(REFUSED));
     push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
     assert_eq!(push.reserve(granted(false, true)).as_str(), "f1");
     push.cancel(CancelKind::Plain, PushAnswer::Reply(true));
@@ -435,12 +500,12 @@ fn a_write_the_consumer_forgot_is_written_again_a_bounded_number_of_times() {
     push.begin_write();
     for _ in 0..2 {
         push.write(WriteEnd::Applied);
-        push.complete(PushAnswer::Reply(false));
+        push.complete(PushAnswer::Reply(REFUSED));
         push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
         push.reserve(granted(true, false));
     }
     push.write(WriteEnd::Applied);
-    push.complete(PushAnswer::Reply(false));
+    push.complete(PushAnswer::Reply(REFUSED));
     assert_eq!(push.result(), Err(PushFailure::NotCompleted));
 }
 
@@ -481,7 +546,7 @@ fn giving_up_ends_what_only_waits_and_lets_a_write_finish() {
     push.act();
     push.machine.give_up(push.now, failure.clone());
     push.machine.handle_write(push.now, WriteEnd::Applied);
-    push.complete(PushAnswer::Reply(true));
+    push.complete(PushAnswer::Reply(DONE));
     assert_eq!(push.result(), Ok(Delivery::Written));
 
     let mut push = Driven::fresh();
