@@ -23,7 +23,7 @@ use crate::control::{
 use crate::name::{MmHash, TransferId};
 use crate::random_ids::IdSource;
 use crate::reservation::{
-    ItemStatus, ReservationConfig, Reservations, Stuck, StuckReleased, TakeError,
+    ItemStatus, ReservationConfig, Reservations, Shutdown, Stuck, StuckReleased, TakeError,
 };
 
 use shard::ConsumerShard;
@@ -175,14 +175,15 @@ impl Consumer {
 
     /// The next item the machine has taken, for [`TakePolicy::OnReady`](crate::TakePolicy::OnReady).
     ///
-    /// Waits until `deadline`; `None` as the deadline waits for ever.
+    /// Waits until `deadline`, or until a shutdown has left [nothing to come](Self::is_exhausted); `None` as the
+    /// deadline waits as long as it takes.
     pub fn next_taken(&self, deadline: Option<Instant>) -> Option<TakenItem> {
         self.shard
             .next_taken(deadline)
             .map(|taken| self.item(taken))
     }
 
-    /// The next item that became ready and was not reported yet. Waits until `deadline`.
+    /// The next item that became ready and was not reported yet. Waits as [`next_taken`](Self::next_taken) does.
     pub fn next_ready(&self, deadline: Option<Instant>) -> Option<ItemStatus> {
         self.shard.next_ready(deadline)
     }
@@ -209,20 +210,33 @@ impl Consumer {
         self.shard.release_stuck(which)
     }
 
-    /// Refuses new reservations from now on; items that are not taken yet are cancelled, producers that write may
-    /// finish. What was taken before can still be fetched.
-    pub fn begin_shutdown(&self) {
-        self.shard.begin_shutdown();
+    /// Refuses new reservations from now on; items that are under way may finish or are cancelled.
+    ///
+    /// To lose nothing that a producer was told has arrived, finish, fetch items until there is
+    /// [nothing to come](Self::is_exhausted), then call [`shutdown`](Self::shutdown). Cancelling after finishing cuts
+    /// that short.
+    pub fn begin_shutdown(&self, how: Shutdown) {
+        self.shard.begin_shutdown(how);
     }
 
-    /// Waits until producers have finished, at most until `deadline`; then stops serving and unregisters the slab.
+    /// Whether a shutdown has left nothing to come: no producer writes what could still be taken, and all that is
+    /// ready was fetched.
+    pub fn is_exhausted(&self) -> bool {
+        self.shard.is_exhausted()
+    }
+
+    /// Cancels what was not taken, waits until producers have finished and have been told, at most until `deadline`;
+    /// then stops serving and unregisters the slab.
+    ///
+    /// A producer whose item is cancelled while it writes learns it when it completes.
     ///
     /// # Errors
     /// [`DrainTimedOut`]: some producers did not finish. The server is stopped, and the slab stays registered and
     /// mapped for the rest of the process, so that a late write lands in memory that still belongs to the pool.
     pub fn shutdown(self, deadline: Instant) -> Result<(), DrainTimedOut> {
-        self.begin_shutdown();
+        self.begin_shutdown(Shutdown::Cancel);
         let drained = self.shard.wait_drained(deadline);
+        self.shard.wait_quiet(deadline);
         self.server.stop();
         if drained.is_err() {
             std::mem::forget(self.registration);

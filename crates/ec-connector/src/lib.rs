@@ -54,7 +54,7 @@ pub use push::{
 pub use reservation::{
     CancelKind, CancelMatch, Completion, Effect, Grant, ItemStatus, OwnedSpan, PendingReserve,
     ReservationConfig, ReservationState, ReservationStats, Reservations, Reserve, ReserveError,
-    ReserveRequest, Stuck, StuckReleased, TakeError, TakePolicy, Taken,
+    ReserveRequest, Shutdown, Stuck, StuckReleased, TakeError, TakePolicy, Taken,
 };
 pub use staging::{Source, StageError};
 pub use tensor::{DIMS_MAX, ShapeError, TensorSpec};

@@ -26,6 +26,7 @@
 mod book;
 mod end;
 mod machine;
+mod quota;
 mod record;
 mod reserve;
 mod tombstone;
@@ -35,5 +36,5 @@ pub use machine::Reservations;
 pub use types::{
     CancelKind, CancelMatch, Completion, Effect, Grant, ItemStatus, OwnedSpan, PendingReserve,
     ReservationConfig, ReservationState, ReservationStats, Reserve, ReserveError, ReserveRequest,
-    Stuck, StuckReleased, TakeError, TakePolicy, Taken,
+    Shutdown, Stuck, StuckReleased, TakeError, TakePolicy, Taken,
 };

@@ -3,6 +3,9 @@
 #[path = "support/processes.rs"]
 mod processes;
 
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ec_connector::{
@@ -11,6 +14,7 @@ use ec_connector::{
 };
 use processes::{Consumer, Process, file_of, push, with};
 use rustix::process::Signal;
+use serde_json::Value;
 
 /// Reserves memory and never writes: what is left of a producer that was killed at the wrong moment.
 fn leave_a_writer_behind(control: &str, id: &str, len: u64) {
@@ -240,4 +244,187 @@ fn a_demo_whose_child_dies_says_so() {
         !errors.contains("panicked") && !errors.is_empty(),
         "{errors}"
     );
+}
+
+/// Every push that was called written has arrived, and nothing arrived that was not pushed.
+#[track_caller]
+fn check_nothing_was_lost(pushed: &[Value], received: &[Value]) {
+    let arrived: HashSet<&str> = received
+        .iter()
+        .map(|row| row["transfer_id"].as_str().unwrap())
+        .collect();
+    for row in pushed {
+        let id = row["transfer_id"].as_str().unwrap();
+        if row["state"] == "written" {
+            assert!(arrived.contains(id), "called written and lost: {row}");
+        }
+    }
+    let hashes: HashSet<&str> = pushed
+        .iter()
+        .map(|row| row["sha256"].as_str().unwrap())
+        .collect();
+    for row in received {
+        assert!(hashes.contains(row["sha256"].as_str().unwrap()), "{row}");
+    }
+}
+
+#[test]
+fn a_consumer_that_is_stopped_receives_all_that_it_acknowledged_and_says_that_it_stops() {
+    let dir = tempfile::tempdir().unwrap();
+    for after_rows in [0, 1, 2, 5, 12] {
+        let file = file_of(dir.path(), &format!("model{after_rows}"), 60, 2_000_000);
+        let mut consumer = Consumer::start("256MiB", &[]);
+        let mut pushing = Process::start(&[
+            "push",
+            "--json",
+            "--timeout",
+            "20",
+            "--to",
+            &consumer.control,
+            file.to_str().unwrap(),
+        ]);
+        let mut pushed: Vec<_> = (0..after_rows).map(|_| pushing.row()).collect();
+        let asked = Instant::now();
+        consumer.process.signal(Signal::TERM);
+        pushed.extend(pushing.rows());
+        let received = consumer.process.rows();
+        assert_eq!(consumer.process.code(), 0);
+        assert!(asked.elapsed() < Duration::from_secs(15));
+        assert_eq!(pushed.len(), 60, "every tensor has a row");
+        check_nothing_was_lost(&pushed, &received);
+        let failed = with(&pushed, "state", "failed");
+        assert_eq!(pushing.code(), i32::from(!failed.is_empty()));
+        // A push that had not begun to talk to the consumer may find it gone.
+        if after_rows > 0 {
+            for row in failed {
+                assert_eq!(row["code"], "shutting_down", "{row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_producer_that_waits_for_room_is_told_that_the_consumer_stops() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = file_of(dir.path(), "first", 1, 900_000);
+    let second = file_of(dir.path(), "second", 2, 800_000);
+    let consumer = Consumer::start("1MiB", &["--keep"]);
+    assert_eq!(push(&consumer.control, &[&first], &[]).0, 0);
+    let mut waiting = Process::start(&[
+        "push",
+        "--json",
+        "--to",
+        &consumer.control,
+        second.to_str().unwrap(),
+    ]);
+    // Long enough for its pauses to have grown to their longest.
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(consumer.stop(), 0);
+    let stopped = Instant::now();
+    let rows = waiting.rows();
+    assert_eq!(waiting.code(), 1);
+    assert!(stopped.elapsed() < Duration::from_secs(5));
+    assert_eq!(rows.len(), 2);
+    for row in &rows {
+        assert_eq!(row["code"], "shutting_down", "{row}");
+    }
+}
+
+#[test]
+fn a_producer_that_was_suspended_until_its_reservations_expired_writes_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_of(dir.path(), "model", 12, 8_000_000);
+    let mut consumer = Consumer::start("512MiB", &["--ttl", "1"]);
+    let mut pushing = Process::start(&[
+        "push",
+        "--json",
+        "--to",
+        &consumer.control,
+        file.to_str().unwrap(),
+    ]);
+    let mut pushed = vec![pushing.row()];
+    pushing.signal(Signal::STOP);
+    std::thread::sleep(Duration::from_millis(2_500));
+    pushing.signal(Signal::CONT);
+    pushed.extend(pushing.rows());
+    assert_eq!(pushing.code(), 0, "{pushed:?}");
+    consumer.process.signal(Signal::TERM);
+    let received = consumer.process.rows();
+    assert_eq!(consumer.process.code(), 0);
+    assert_eq!(pushed.len(), 12);
+    check_nothing_was_lost(&pushed, &received);
+}
+
+#[test]
+fn a_consumer_of_a_number_of_items_acknowledges_that_number_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    for wanted in [1, 3, 7] {
+        let file = file_of(dir.path(), &format!("model{wanted}"), 20, 600_000);
+        let mut consumer = Consumer::start("64MiB", &["--max-items", &wanted.to_string()]);
+        let mut pushing = Process::start(&[
+            "push",
+            "--json",
+            "--to",
+            &consumer.control,
+            file.to_str().unwrap(),
+        ]);
+        let pushed = pushing.rows();
+        let received = consumer.process.rows();
+        assert_eq!(consumer.process.code(), 0);
+        assert_eq!(pushing.code(), 1);
+        assert_eq!(received.len(), wanted);
+        assert_eq!(with(&pushed, "state", "written").len(), wanted);
+        assert_eq!(with(&pushed, "code", "shutting_down").len(), 20 - wanted);
+        check_nothing_was_lost(&pushed, &received);
+    }
+}
+
+#[test]
+fn a_consumer_whose_output_nobody_reads_ends_on_the_first_signal() {
+    let dir = tempfile::tempdir().unwrap();
+    // More rows than a pipe holds.
+    let file = file_of(dir.path(), "model", 900, 64);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ec-connector"));
+    command
+        .args(["consume", "--json", "--listen", "127.0.0.1:0"])
+        .args(["--pool", "8MiB", "--drain", "1"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut consumer = command.spawn().unwrap();
+    let mut stdout = BufReader::new(consumer.stdout.take().unwrap());
+    let mut ready = String::new();
+    stdout.read_line(&mut ready).unwrap();
+    let ready: Value = serde_json::from_str(&ready).unwrap();
+    let control = ready["control"].as_str().unwrap();
+    let (code, _) = push(control, &[&file], &["--timeout", "5"]);
+    assert_eq!(
+        code, 0,
+        "a full list of items to look at holds no producer up"
+    );
+
+    let pid = rustix::process::Pid::from_child(&consumer);
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let status = loop {
+        if let Some(status) = consumer.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() >= deadline {
+            consumer.kill().unwrap();
+            consumer.wait().unwrap();
+            panic!("still running long after the signal");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(status.code(), Some(1));
+    let mut errors = String::new();
+    consumer
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut errors)
+        .unwrap();
+    assert!(errors.contains("nobody reads"), "{errors}");
+    drop(stdout);
 }

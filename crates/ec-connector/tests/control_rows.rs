@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ec_connector::{
     CancelKind, ClientError, ControlAddress, ControlClient, ControlContext, ControlServer, Dtype,
     ErrorCode, EventSubscriber, MmHash, RemoteReserve, ReserveRequest, ServerConfig, ServerError,
-    ShardGather, TensorSpec, TransferId,
+    ShardGather, Shutdown, TensorSpec, TransferId,
 };
 use serde_json::{Value, json};
 use toy_shard::{BASE, SESSION, ToyShard, Wire, eventually};
@@ -324,8 +324,9 @@ fn every_error_reply_has_the_peers_text_and_a_code() {
         "Transfer 't' still has an active writer",
         "active_writer",
     );
-    wire.shard
-        .with_state(|pool, machine, now| machine.begin_shutdown(pool, now, &mut Vec::new()));
+    wire.shard.with_state(|pool, machine, now| {
+        machine.begin_shutdown(pool, now, Shutdown::Cancel, &mut Vec::new())
+    });
     wire.check_error(
         &reserve("t4", "h4", 1),
         "Consumer reservation manager is shutting down",

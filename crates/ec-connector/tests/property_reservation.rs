@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 
 use ec_connector::{
     CancelKind, CancelMatch, Content, Dtype, Effect, Grant, MmHash, Moment, ReservationConfig,
-    ReservationId, ReservationState, Reservations, Reserve, ReserveError, ReserveRequest, Span,
-    Stuck, TakeError, TakePolicy, Taken, TensorSpec, TransferId,
+    ReservationId, ReservationState, Reservations, Reserve, ReserveError, ReserveRequest, Shutdown,
+    Span, Stuck, TakeError, TakePolicy, Taken, TensorSpec, TransferId,
 };
 use oracle::{Expected, Oracle, Place, Role, TTL};
 use proptest::prelude::{Strategy, any, prop_oneof};
@@ -59,7 +59,9 @@ enum Op {
         id: Option<u8>,
     },
     Scribble,
-    Shutdown,
+    Shutdown {
+        how: Shutdown,
+    },
 }
 
 /// Which reservation an operation names.
@@ -104,7 +106,11 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => proptest::strategy::Just(Op::Expire),
         2 => proptest::option::of(id).prop_map(|id| Op::ReleaseStuck { id }),
         8 => proptest::strategy::Just(Op::Scribble),
-        1 => any::<u8>().prop_map(|n| if n < 16 { Op::Shutdown } else { Op::Expire }),
+        1 => any::<u8>().prop_map(|n| match n {
+            0..8 => Op::Shutdown { how: Shutdown::Finish },
+            8..16 => Op::Shutdown { how: Shutdown::Cancel },
+            _ => Op::Expire,
+        }),
     ];
     proptest::collection::vec(op, 1..120)
 }
@@ -191,19 +197,22 @@ fn writer_tag(reservation: ReservationId) -> u64 {
 }
 
 impl<C: Watched> Run<C> {
-    fn new(taken_max: Option<usize>) -> Self {
+    fn new(taken_max: Option<usize>, items_max: Option<usize>) -> Self {
         let mut config = ReservationConfig::default();
         config.ttl_ms = TTL;
         config.tombstone_ttl_ms = TTL;
         config.tombstones_max = TOMBSTONES_MAX;
         config.reservations_max = RESERVATIONS_MAX;
+        config.items_max = items_max;
         if let Some(taken_max) = taken_max {
             config.take = TakePolicy::OnReady { taken_max };
         }
+        let mut oracle = Oracle::new(RESERVATIONS_MAX, TOMBSTONES_MAX, taken_max);
+        oracle.items_max = items_max;
         Self {
             pool: C::make(),
             machine: Reservations::new(config),
-            oracle: Oracle::new(RESERVATIONS_MAX, TOMBSTONES_MAX, taken_max),
+            oracle,
             effects: Vec::new(),
             leases: Vec::new(),
             slab: vec![0; GRANULES as usize],
@@ -302,11 +311,11 @@ impl<C: Watched> Run<C> {
                 assert_eq!(released.bytes, granules * GRANULE);
             }
             Op::Scribble => self.scribble(),
-            Op::Shutdown => {
+            Op::Shutdown { how } => {
                 let now = self.now();
                 self.machine
-                    .begin_shutdown(&mut self.pool, now, &mut self.effects);
-                self.oracle.begin_shutdown();
+                    .begin_shutdown(&mut self.pool, now, how, &mut self.effects);
+                self.oracle.begin_shutdown(how);
             }
         }
         self.check(op);
@@ -333,7 +342,8 @@ impl<C: Watched> Run<C> {
             | (Expected::ConflictingReservation, Err(ReserveError::ConflictingReservation))
             | (Expected::ConflictingCached, Err(ReserveError::ConflictingCached))
             | (Expected::ConflictingInFlight, Err(ReserveError::ConflictingInFlight))
-            | (Expected::TooMany, Err(ReserveError::TooManyReservations { .. })) => {}
+            | (Expected::TooMany, Err(ReserveError::TooManyReservations { .. }))
+            | (Expected::NoMoreItems, Err(ReserveError::NoMoreItems { .. })) => {}
             (Expected::Known, Ok(Reserve::Granted(grant))) => {
                 let record = &self.oracle.records[&id];
                 assert_eq!(grant.reservation_id, record.reservation);
@@ -580,6 +590,15 @@ impl<C: Watched> Run<C> {
         assert_eq!(stats.stuck_bytes, stuck, "{op:?}");
         assert_eq!(stats.tombstones, self.oracle.tombstones.len(), "{op:?}");
         assert_eq!(stats.taken_waiting, self.oracle.taken.len(), "{op:?}");
+        let exhausted = self.oracle.shutdown.is_some()
+            && self.oracle.taken.is_empty()
+            && !self.oracle.records.values().any(|record| {
+                record.state == ReservationState::Writing || record.unreported.is_some()
+            });
+        assert_eq!(self.machine.is_exhausted(), exhausted, "{op:?}");
+        if let Some(max) = self.oracle.items_max {
+            assert!(self.oracle.handed.len() <= max, "{op:?}: too many items");
+        }
     }
 
     /// Completes or abandons every writer, lets the rest expire, gives every lease back and drops
@@ -641,8 +660,8 @@ fn check_new(grant: &Grant, fresh: ReservationId, write: bool, ready: bool, cach
     );
 }
 
-fn check<C: Watched>(taken_max: Option<usize>, ops: &[Op]) {
-    let mut run = Run::<C>::new(taken_max);
+fn check<C: Watched>(taken_max: Option<usize>, items_max: Option<usize>, ops: &[Op]) {
+    let mut run = Run::<C>::new(taken_max, items_max);
     for op in ops {
         run.apply(op);
     }
@@ -664,17 +683,26 @@ proptest::proptest! {
     // row: C3.7a, M14, V5, V8, V9, V12
     #[test]
     fn property_reservations_agree_with_the_oracle_over_the_toy_pool(ops in ops()) {
-        check::<ToyPool>(None, &ops);
+        check::<ToyPool>(None, None, &ops);
     }
 
     // row: C3.7a, M14, V4b
     #[test]
     fn property_reservations_agree_with_the_oracle_over_the_real_pool(ops in ops()) {
-        check::<Pool<MmHash, TensorSpec>>(None, &ops);
+        check::<Pool<MmHash, TensorSpec>>(None, None, &ops);
     }
 
     #[test]
     fn property_taking_on_ready_agrees_with_the_oracle(ops in ops()) {
-        check::<Pool<MmHash, TensorSpec>>(Some(2), &ops);
+        check::<Pool<MmHash, TensorSpec>>(Some(2), None, &ops);
+    }
+
+    #[test]
+    fn property_no_more_items_than_wanted_are_ever_handed_out(
+        ops in ops(),
+        on_ready in any::<bool>(),
+        items_max in 1..5_usize,
+    ) {
+        check::<ToyPool>(on_ready.then_some(2), Some(items_max), &ops);
     }
 }

@@ -9,7 +9,7 @@ mod toy_pool;
 use ec_connector::{
     CancelKind, CancelMatch, Completion, Content, Dtype, Effect, ErrorCode, Grant, Moment,
     ReservationConfig, ReservationId, ReservationState, Reservations, Reserve, ReserveError,
-    ReserveRequest, Stuck, StuckReleased, TakeError, TakePolicy, TensorSpec,
+    ReserveRequest, Shutdown, Stuck, StuckReleased, TakeError, TakePolicy, TensorSpec,
 };
 use rig::{Rig, bytes, hash, id};
 use toy_pool::ToyPool;
@@ -235,7 +235,7 @@ fn reserve_during_shutdown_is_refused_before_anything_else() {
     rig.cancel("cancelled", CancelKind::Plain);
     let now = rig.now();
     rig.machine
-        .begin_shutdown(&mut rig.pool, now, &mut rig.effects);
+        .begin_shutdown(&mut rig.pool, now, Shutdown::Finish, &mut rig.effects);
     for name in ["cancelled", "new"] {
         let error = rig.reserve_refused(name, "h", 256);
         assert_eq!(
@@ -986,7 +986,7 @@ fn releasing_all_stuck_memory_goes_by_id_so_what_is_forgotten_first_is_repeatabl
 
 // row: V17
 #[test]
-fn shutdown_ends_followers_and_ready_items_and_waits_for_writers_only() {
+fn a_cancelling_shutdown_ends_followers_and_ready_items_and_waits_for_writers_only() {
     let mut rig = Rig::new(4096);
     let writer = rig.reserve("w", "h", 512);
     rig.reserve("f", "h", 512);
@@ -999,9 +999,10 @@ fn shutdown_ends_followers_and_ready_items_and_waits_for_writers_only() {
     rig.pass(1);
     assert_eq!(rig.machine.writers_outstanding(), 2);
     let now = rig.now();
-    for _ in 0..2 {
+    // A second one, and one that would go back, change nothing.
+    for how in [Shutdown::Cancel, Shutdown::Cancel, Shutdown::Finish] {
         rig.machine
-            .begin_shutdown(&mut rig.pool, now, &mut rig.effects);
+            .begin_shutdown(&mut rig.pool, now, how, &mut rig.effects);
         assert!(rig.machine.is_shutting_down());
     }
     assert!(rig.status("f").is_none());
@@ -1015,10 +1016,82 @@ fn shutdown_ends_followers_and_ready_items_and_waits_for_writers_only() {
         ReservationState::ExpirePending
     );
     assert_eq!(rig.machine.writers_outstanding(), 2, "followers are none");
+    assert!(rig.machine.is_exhausted(), "what they write goes to nobody");
     assert_eq!(rig.complete("w", &writer), DONE_BEFORE);
     assert!(rig.cancel("expired", CancelKind::Abandon));
     assert_eq!(rig.machine.writers_outstanding(), 0);
     assert_eq!(rig.pool.free_bytes(), 4096);
+}
+
+#[test]
+fn a_finishing_shutdown_takes_what_writers_complete_and_what_had_to_wait() {
+    let mut config = ReservationConfig::default();
+    config.take = TakePolicy::OnReady { taken_max: 1 };
+    let mut rig = Rig::with(ToyPool::new(4096, 256), config);
+    let writer = rig.reserve("w", "h", 512);
+    rig.reserve("f", "h", 512);
+    for name in ["listed", "waits"] {
+        let grant = rig.reserve(name, name, 512);
+        rig.complete(name, &grant);
+    }
+    let now = rig.now();
+    rig.machine
+        .begin_shutdown(&mut rig.pool, now, Shutdown::Finish, &mut rig.effects);
+    assert_eq!(
+        rig.reserve_refused("new", "h4", 256).code(),
+        ErrorCode::ShuttingDown
+    );
+    assert_eq!(rig.complete("w", &writer), DONE);
+    let mut names = Vec::new();
+    while !rig.machine.is_exhausted() {
+        let taken = rig.machine.next_taken(&mut rig.pool).unwrap();
+        names.push(taken.transfer_id.to_string());
+        rig.release(taken);
+    }
+    assert_eq!(names, ["listed", "waits", "f", "w"]);
+    assert_eq!(rig.machine.writers_outstanding(), 0);
+}
+
+#[test]
+fn a_finishing_shutdown_can_be_cut_short() {
+    let mut rig = Rig::new(4096);
+    let writer = rig.reserve("w", "h", 512);
+    for (how, exhausted) in [(Shutdown::Finish, false), (Shutdown::Cancel, true)] {
+        let now = rig.now();
+        rig.machine
+            .begin_shutdown(&mut rig.pool, now, how, &mut rig.effects);
+        assert_eq!(rig.machine.is_exhausted(), exhausted);
+        assert_eq!(rig.machine.writers_outstanding(), 1);
+    }
+    assert_eq!(rig.complete("w", &writer), DONE_BEFORE);
+    assert_eq!(rig.machine.writers_outstanding(), 0);
+    assert_eq!(rig.pool.free_bytes(), 4096);
+}
+
+#[test]
+fn no_transfer_beyond_the_items_wanted_is_acknowledged() {
+    let mut config = ReservationConfig::default();
+    config.take = TakePolicy::OnReady { taken_max: 8 };
+    config.items_max = Some(2);
+    let mut rig = Rig::with(ToyPool::new(4096, 256), config);
+    let first = rig.reserve("t1", "h1", 256);
+    rig.reserve("t2", "h2", 256);
+    let error = rig.reserve_refused("t3", "h3", 256);
+    assert_eq!(error, ReserveError::NoMoreItems { limit: 2 });
+    assert_eq!(
+        error.code(),
+        ErrorCode::TooManyReservations,
+        "worth asking again"
+    );
+    assert!(rig.complete("t1", &first).became_ready);
+    // Of the two that are wanted one has come and one is under way.
+    rig.reserve_refused("t3", "h3", 256);
+    // A transfer that came before is no new one, and one that failed makes room.
+    check_grant(rig.reserve("t1", "h1", 256), false, true, true);
+    assert!(rig.cancel("t2", CancelKind::Abandon));
+    let third = rig.reserve("t3", "h3", 256);
+    assert!(rig.complete("t3", &third).became_ready);
+    rig.reserve_refused("t4", "h1", 256);
 }
 
 // ---- taking ----

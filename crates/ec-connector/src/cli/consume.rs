@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use ec_connector::{
-    Consumer, ConsumerConfig, ConsumerError, ItemStatus, MmHash, OutputError, TakePolicy,
+    Consumer, ConsumerConfig, ConsumerError, ItemStatus, MmHash, OutputError, Shutdown, TakePolicy,
     TakenItem, TransferId, write_tensor_file,
 };
 use mooncake_transport::Engine;
@@ -43,7 +43,7 @@ pub(crate) struct ConsumeArgs {
     /// DIR/<sha256>.<dtype>-<shape>.safetensors
     #[arg(long, value_name = "DIR", conflicts_with = "no_take")]
     out: Option<PathBuf>,
-    /// Stop after this many transfers
+    /// Accept this many transfers, then stop
     #[arg(long, value_name = "N")]
     max_items: Option<NonZeroU64>,
     /// Keep every tensor in use, so that the pool never reuses its memory
@@ -67,8 +67,9 @@ const TAKEN_MAX: usize = 256;
 const TICK: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(args: &ConsumeArgs) -> Result<Outcome, Failure> {
-    let output = Output::new(args.json);
     let stop = Stop::install()?;
+    let drain = Duration::from_secs(args.drain);
+    let output = Output::interruptible(args.json, stop.clone(), drain);
     if let Some(dir) = &args.out {
         check_directory(dir)?;
     }
@@ -104,29 +105,22 @@ pub(crate) fn run(args: &ConsumeArgs) -> Result<Outcome, Failure> {
         if !consumer.is_serving() {
             return Err(anyhow::anyhow!("the control server has failed; see the log").into());
         }
-        let deadline = Some(Instant::now() + TICK);
-        if args.no_take {
-            if let Some(item) = consumer.next_ready(deadline) {
-                intake.report_ready(&item)?;
-            }
-        } else if let Some(item) = consumer.next_taken(deadline) {
-            intake.receive(item)?;
-        }
+        intake.next(&consumer, Instant::now() + TICK)?;
     }
 
-    consumer.begin_shutdown();
-    if !args.no_take {
-        // What was taken before the shutdown is still owed to whoever reads the output.
-        while !intake.is_full()
-            && let Some(item) = consumer.next_taken(Some(Instant::now()))
-        {
-            intake.receive(item)?;
-        }
+    // What a producer was told has arrived is owed to whoever reads the output.
+    consumer.begin_shutdown(Shutdown::Finish);
+    let deadline = Instant::now() + drain;
+    while !consumer.is_exhausted() && Instant::now() < deadline {
+        intake.next(&consumer, deadline)?;
     }
+    // From here on producers are told that nobody gets what they complete.
+    consumer.begin_shutdown(Shutdown::Cancel);
+    while intake.next(&consumer, Instant::now())? {}
     let failed = intake.failed;
     drop(intake);
     consumer
-        .shutdown(Instant::now() + Duration::from_secs(args.drain))
+        .shutdown(deadline)
         .context("could not stop cleanly")?;
     Ok(if failed {
         Outcome::SomeFailed
@@ -160,6 +154,10 @@ fn start(args: &ConsumeArgs, listen: SocketAddr) -> Result<Consumer, Failure> {
         .context("cannot start the transfer engine")
         .map_err(Failure::usage)?;
     let mut config = ConsumerConfig::new(listen.ip(), listen.port(), args.pool);
+    // As many as memory can name are no limit.
+    config.reservations.items_max = args
+        .max_items
+        .and_then(|max| usize::try_from(max.get()).ok());
     config.reservations.ttl_ms = args.ttl.get().saturating_mul(1000);
     config.reservations.take = if args.no_take {
         TakePolicy::Caller
@@ -218,6 +216,22 @@ impl Intake<'_> {
         self.args
             .max_items
             .is_some_and(|max| self.seen.len() as u64 >= max.get())
+    }
+
+    /// Waits for an item until `deadline` and deals with it; says whether there was one.
+    fn next(&mut self, consumer: &Consumer, deadline: Instant) -> Result<bool, Failure> {
+        if self.args.no_take {
+            let Some(item) = consumer.next_ready(Some(deadline)) else {
+                return Ok(false);
+            };
+            self.report_ready(&item)?;
+        } else {
+            let Some(item) = consumer.next_taken(Some(deadline)) else {
+                return Ok(false);
+            };
+            self.receive(item)?;
+        }
+        Ok(true)
     }
 
     fn count(&mut self, transfer_id: &TransferId) {

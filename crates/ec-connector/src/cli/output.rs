@@ -1,10 +1,15 @@
 //! What a command prints: objects for programs or lines for people on standard output, progress beside it.
 
+use std::cell::Cell;
 use std::io::{self, IsTerminal, Stdout, Write};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use serde::Serialize;
 
+use super::signals::Stop;
 use super::slab_map::MapStyle;
 use super::terminal::{columns, printable, wants_colours};
 
@@ -13,6 +18,7 @@ pub(crate) struct Output {
     json: bool,
     stdout: Stdout,
     bar: ProgressBar,
+    patience: Option<Patience>,
 }
 
 impl Output {
@@ -21,6 +27,20 @@ impl Output {
             json,
             stdout: io::stdout(),
             bar: ProgressBar::hidden(),
+            patience: None,
+        }
+    }
+
+    /// As [`new`](Self::new), but once `stop` is asked for, a reader who takes nothing is waited for no longer than
+    /// `drain`.
+    pub(crate) fn interruptible(json: bool, stop: Stop, drain: Duration) -> Self {
+        Self {
+            patience: Some(Patience {
+                stop,
+                drain,
+                stopped: Cell::new(None),
+            }),
+            ..Self::new(json)
         }
     }
 
@@ -79,9 +99,15 @@ impl Output {
     fn line(&self, text: &str) -> io::Result<()> {
         self.bar.suspend(|| {
             let mut stdout = self.stdout.lock();
-            stdout.write_all(text.as_bytes())?;
-            stdout.write_all(b"\n")?;
-            stdout.flush()
+            let line = format!("{text}\n");
+            for chunk in line.as_bytes().chunks(CHUNK) {
+                if let Some(patience) = &self.patience {
+                    patience.wait_writable(&self.stdout)?;
+                }
+                stdout.write_all(chunk)?;
+                stdout.flush()?;
+            }
+            Ok(())
         })
     }
 
@@ -93,3 +119,46 @@ impl Output {
         }
     }
 }
+
+/// Bytes that a pipe takes without blocking when it says that it is writable: `PIPE_BUF` of Linux.
+const CHUNK: usize = 4096;
+
+/// How long to wait for a reader of standard output.
+struct Patience {
+    stop: Stop,
+    drain: Duration,
+    /// When the stop was first seen.
+    stopped: Cell<Option<Instant>>,
+}
+
+impl Patience {
+    fn wait_writable(&self, stdout: &Stdout) -> io::Result<()> {
+        loop {
+            let mut polled = [PollFd::new(stdout, PollFlags::OUT)];
+            match poll(&mut polled, Some(&LOOK_AROUND)) {
+                Ok(0) => {}
+                // An error condition is for the write to report.
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            if !self.stop.is_asked() {
+                continue;
+            }
+            let stopped = self.stopped.get().unwrap_or_else(Instant::now);
+            self.stopped.set(Some(stopped));
+            if stopped.elapsed() >= self.drain {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "nobody reads the standard output, so rows of items that have arrived could not be printed",
+                ));
+            }
+        }
+    }
+}
+
+/// How often a blocked write looks whether the process is to stop.
+const LOOK_AROUND: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};

@@ -2,6 +2,7 @@
 //!
 //! Every call holds the lock once and briefly; what has to be said or done afterwards happens outside.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use slab_core::{LeaseGuard, Pool, SharedPool};
@@ -13,7 +14,7 @@ use crate::name::{MmHash, ReservationId, TransferId};
 use crate::random_ids::IdSource;
 use crate::reservation::{
     CancelKind, CancelMatch, Completion, Effect, ItemStatus, Reservations, Reserve, ReserveError,
-    ReserveRequest, Stuck, StuckReleased, TakeError, Taken as RawTaken,
+    ReserveRequest, Shutdown, Stuck, StuckReleased, TakeError, Taken as RawTaken,
 };
 use crate::tensor::TensorSpec;
 
@@ -25,6 +26,8 @@ pub(super) struct ConsumerShard {
     ids: IdSource,
     epoch: Instant,
     claim_wait: Duration,
+    /// When a producer last asked for something, in milliseconds since the epoch.
+    asked_ms: AtomicU64,
 }
 
 /// An item that was taken, with its lease under guard.
@@ -44,6 +47,7 @@ impl ConsumerShard {
             ids,
             epoch: Instant::now(),
             claim_wait,
+            asked_ms: AtomicU64::new(0),
         }
     }
 
@@ -59,9 +63,9 @@ impl ConsumerShard {
     }
 
     pub(super) fn next_taken(&self, deadline: Option<Instant>) -> Option<Taken> {
-        let taken = self
-            .shared
-            .wait_until(deadline, |pool, reservations| reservations.next_taken(pool))?;
+        let taken = self.shared.wait_until(deadline, |pool, reservations| {
+            or_exhausted(reservations.next_taken(pool), reservations)
+        })??;
         self.guard(taken)
     }
 
@@ -85,8 +89,14 @@ impl ConsumerShard {
     }
 
     pub(super) fn next_ready(&self, deadline: Option<Instant>) -> Option<ItemStatus> {
+        self.shared.wait_until(deadline, |_, reservations| {
+            or_exhausted(reservations.poll_ready(), reservations)
+        })?
+    }
+
+    pub(super) fn is_exhausted(&self) -> bool {
         self.shared
-            .wait_until(deadline, |_, reservations| reservations.poll_ready())
+            .with(|_, reservations| reservations.is_exhausted())
     }
 
     pub(super) fn pool_snapshot(&self) -> PoolSnapshot {
@@ -104,11 +114,11 @@ impl ConsumerShard {
         released
     }
 
-    pub(super) fn begin_shutdown(&self) {
+    pub(super) fn begin_shutdown(&self, how: Shutdown) {
         let now = self.now();
         let mut effects = Vec::new();
         self.shared.with(|pool, reservations| {
-            reservations.begin_shutdown(pool, now, &mut effects);
+            reservations.begin_shutdown(pool, now, how, &mut effects);
         });
         log_effects(&effects);
     }
@@ -128,6 +138,39 @@ impl ConsumerShard {
             })),
         }
     }
+
+    /// Waits until producers have stopped asking, so that each is told of the shutdown; at most [`QUIET_MAX`], and at
+    /// most until `deadline`.
+    pub(super) fn wait_quiet(&self, deadline: Instant) {
+        let deadline = deadline.min(Instant::now() + QUIET_MAX);
+        loop {
+            let asked = self.epoch + Duration::from_millis(self.asked_ms.load(Ordering::Relaxed));
+            let now = Instant::now();
+            let until = deadline.min(asked + QUIET);
+            if until <= now {
+                return;
+            }
+            std::thread::sleep(until - now);
+        }
+    }
+
+    /// A producer is about: it reserves or completes.
+    fn note_asked(&self, now: Moment) {
+        self.asked_ms.store(now.as_millis(), Ordering::Relaxed);
+    }
+}
+
+/// Longer than the longest pause between two tries of a producer that waits.
+const QUIET: Duration = Duration::from_millis(750);
+/// However busy producers are, a shutdown waits no longer for them to hear of it.
+const QUIET_MAX: Duration = Duration::from_secs(3);
+
+/// What was found, or that nothing will be; without either, waiting goes on.
+fn or_exhausted<T>(found: Option<T>, reservations: &Reservations<ShardPool>) -> Option<Option<T>> {
+    match found {
+        Some(found) => Some(Some(found)),
+        None => reservations.is_exhausted().then_some(None),
+    }
 }
 
 impl Shard for ConsumerShard {
@@ -137,6 +180,7 @@ impl Shard for ConsumerShard {
         effects: &mut Vec<Effect>,
     ) -> Result<ReserveReply, ReserveError> {
         let now = self.now();
+        self.note_asked(now);
         let fresh = self.ids.reservation_id();
         let answer = self
             .shared
@@ -174,6 +218,7 @@ impl Shard for ConsumerShard {
         effects: &mut Vec<Effect>,
     ) -> Completion {
         let now = self.now();
+        self.note_asked(now);
         self.shared
             .with(|pool, reservations| reservations.complete(pool, now, id, reservation, effects))
     }

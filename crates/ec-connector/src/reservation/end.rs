@@ -6,7 +6,7 @@ use super::machine::Reservations;
 use super::record::{Held, Progress, Record, Stage};
 use super::tombstone::End;
 use super::types::{
-    CancelKind, CancelMatch, Completion, Effect, ReservationState, Stuck, StuckReleased,
+    CancelKind, CancelMatch, Completion, Effect, ReservationState, Shutdown, Stuck, StuckReleased,
 };
 use crate::content::Content;
 use crate::moment::Moment;
@@ -164,16 +164,27 @@ impl<C: Content> Reservations<C> {
         ended
     }
 
-    /// Refuses new reserves, ends followers and ready records, and cancels writers.
+    /// Refuses new reserves from now on, and lets what is under way finish or cancels it.
     ///
-    /// Serve on until [`writers_outstanding`](Self::writers_outstanding) is zero or patience
-    /// ends; in the latter case the slab has to stay registered. A second call does nothing.
-    pub fn begin_shutdown(&mut self, memory: &mut C, now: Moment, effects: &mut Vec<Effect>) {
+    /// Serve on until [`is_exhausted`](Self::is_exhausted) and then until
+    /// [`writers_outstanding`](Self::writers_outstanding) is zero, or patience ends; in the latter case the slab has
+    /// to stay registered. A second call may go from [`Shutdown::Finish`] to [`Shutdown::Cancel`]; any other does
+    /// nothing.
+    pub fn begin_shutdown(
+        &mut self,
+        memory: &mut C,
+        now: Moment,
+        how: Shutdown,
+        effects: &mut Vec<Effect>,
+    ) {
         let now = self.clock(now);
-        if self.shutting_down {
+        if self.shutdown >= Some(how) {
             return;
         }
-        self.shutting_down = true;
+        self.shutdown = Some(how);
+        if how == Shutdown::Finish {
+            return;
+        }
         for id in self.book.sorted_ids() {
             match self.book.get(&id).map(|record| &record.stage) {
                 Some(Stage::Ready { .. } | Stage::Follower { .. }) => {

@@ -3,10 +3,11 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::book::Book;
+use super::quota::Quota;
 use super::record::{Held, Stage};
 use super::tombstone::Tombstones;
 use super::types::{
-    Effect, ItemStatus, OwnedSpan, ReservationConfig, ReservationState, ReservationStats,
+    Effect, ItemStatus, OwnedSpan, ReservationConfig, ReservationState, ReservationStats, Shutdown,
     TakeError, TakePolicy, Taken,
 };
 use crate::content::Content;
@@ -65,7 +66,8 @@ pub struct Reservations<C: Content> {
     pub(super) writers: HashMap<MmHash, TransferId>,
     pub(super) tombstones: Tombstones,
     pub(super) taken: VecDeque<Taken<C>>,
-    pub(super) shutting_down: bool,
+    pub(super) shutdown: Option<Shutdown>,
+    pub(super) quota: Quota,
     /// Orders followers by joining and ready items by becoming ready.
     pub(super) sequence: u64,
     pub(super) latest: Moment,
@@ -77,11 +79,12 @@ impl<C: Content> Reservations<C> {
     pub fn new(config: ReservationConfig) -> Self {
         Self {
             tombstones: Tombstones::new(config.tombstone_ttl_ms, config.tombstones_max),
-            config,
             book: Book::new(),
             writers: HashMap::new(),
             taken: VecDeque::new(),
-            shutting_down: false,
+            shutdown: None,
+            quota: Quota::new(config.items_max),
+            config,
             sequence: 0,
             latest: Moment::default(),
             totals: ReservationStats::default(),
@@ -126,12 +129,26 @@ impl<C: Content> Reservations<C> {
     pub fn poll_ready(&mut self) -> Option<ItemStatus> {
         let id = self.book.first_unreported()?;
         self.book.report(&id);
+        self.quota.count(&id);
         self.status(&id)
     }
 
     /// Whether [`begin_shutdown`](Self::begin_shutdown) was called.
     pub fn is_shutting_down(&self) -> bool {
-        self.shutting_down
+        self.shutdown.is_some()
+    }
+
+    /// Whether a shutdown has left nothing to come: nobody writes what could become ready, and all that is ready
+    /// was reported or taken.
+    ///
+    /// Writers that were cancelled or expired may be outstanding all the same: they hold memory, but nobody gets
+    /// what they write.
+    pub fn is_exhausted(&self) -> bool {
+        let counts = self.book.counts();
+        self.is_shutting_down()
+            && self.taken.is_empty()
+            && counts.writing + counts.following == 0
+            && self.book.first_unreported().is_none()
     }
 
     /// Number of records whose writer may still write; followers are none (row V17).
@@ -235,6 +252,7 @@ impl<C: Content> Reservations<C> {
                 }
             }
         };
+        self.quota.count(id);
         Ok(Taken {
             transfer_id: id.clone(),
             mm_hash: record.mm_hash,

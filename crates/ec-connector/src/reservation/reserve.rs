@@ -94,7 +94,7 @@ impl<C: Content> Reservations<C> {
         effects: &mut Vec<Effect>,
     ) -> Option<Result<Reserve<C>, ReserveError>> {
         let id = &request.transfer_id;
-        if self.shutting_down {
+        if self.is_shutting_down() {
             return Some(Err(ReserveError::ShuttingDown));
         }
         match self.tombstones.get(id).map(|tombstone| tombstone.end) {
@@ -109,6 +109,9 @@ impl<C: Content> Reservations<C> {
             return Some(Err(ReserveError::TooManyReservations {
                 limit: self.config.reservations_max,
             }));
+        }
+        if let Some(limit) = self.quota.exceeded_by(id, &self.book) {
+            return Some(Err(ReserveError::NoMoreItems { limit }));
         }
         let resident = memory
             .tensor(&request.mm_hash)

@@ -24,6 +24,11 @@ pub struct ReservationConfig {
     pub reservations_max: usize,
     /// Who turns ready items into owner leases.
     pub take: TakePolicy,
+    /// Most distinct transfers handed to the owner in all; nothing for no limit.
+    ///
+    /// A reserve is refused when it could lead to one more, so none beyond the limit is ever acknowledged. The ids
+    /// of that many transfers are remembered.
+    pub items_max: Option<usize>,
 }
 
 impl Default for ReservationConfig {
@@ -34,6 +39,7 @@ impl Default for ReservationConfig {
             tombstones_max: 65_536,
             reservations_max: 16_384,
             take: TakePolicy::Caller,
+            items_max: None,
         }
     }
 }
@@ -51,6 +57,15 @@ pub enum TakePolicy {
         /// an item stays ready, and is taken when the list drains.
         taken_max: usize,
     },
+}
+
+/// What a shutdown does with items that are under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Shutdown {
+    /// Writers and their followers may finish; what becomes ready is taken as before.
+    Finish,
+    /// Nobody takes anything any more: writers, followers and ready items are cancelled.
+    Cancel,
 }
 
 /// Asks for memory for one item.
@@ -132,6 +147,11 @@ pub enum ReserveError {
         /// That limit.
         limit: usize,
     },
+    /// With the active ones, [`ReservationConfig::items_max`] transfers are reached.
+    NoMoreItems {
+        /// That limit.
+        limit: usize,
+    },
     /// The id is active with another hash, shape or type.
     ConflictingReservation,
     /// The hash is being written with another shape or type.
@@ -153,7 +173,9 @@ impl ReserveError {
         match self {
             Self::PoolFull => ErrorCode::PoolFull,
             Self::TooLarge => ErrorCode::TooLarge,
-            Self::TooManyReservations { .. } => ErrorCode::TooManyReservations,
+            Self::TooManyReservations { .. } | Self::NoMoreItems { .. } => {
+                ErrorCode::TooManyReservations
+            }
             Self::ConflictingReservation | Self::ConflictingInFlight | Self::ConflictingCached => {
                 ErrorCode::Conflict
             }
@@ -169,6 +191,9 @@ impl fmt::Display for ReserveError {
             Self::PoolFull | Self::TooLarge => f.write_str("EC consumer buffer pool is full"),
             Self::TooManyReservations { limit } => {
                 write!(f, "EC consumer already has {limit} active reservations")
+            }
+            Self::NoMoreItems { limit } => {
+                write!(f, "EC consumer takes no more than {limit} items")
             }
             Self::ConflictingReservation => f.write_str("conflicting reservation for transfer_id"),
             Self::ConflictingInFlight => f.write_str("conflicting in-flight tensor for mm_hash"),

@@ -3,9 +3,9 @@
 
 #![allow(dead_code, reason = "each test target uses its own part")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use ec_connector::{CancelKind, ReservationId, ReservationState};
+use ec_connector::{CancelKind, ReservationId, ReservationState, Shutdown};
 
 pub(crate) const TTL: u64 = 1000;
 
@@ -88,6 +88,7 @@ pub(crate) enum Expected {
     ConflictingCached,
     ConflictingInFlight,
     TooMany,
+    NoMoreItems,
     Known,
     Cached {
         entry: usize,
@@ -107,7 +108,10 @@ pub(crate) struct Oracle {
     pub(crate) taken: Vec<TakenItem>,
     pub(crate) taken_max: Option<usize>,
     pub(crate) announced: Vec<String>,
-    pub(crate) shutting_down: bool,
+    pub(crate) shutdown: Option<Shutdown>,
+    pub(crate) items_max: Option<usize>,
+    /// Transfers the owner got.
+    pub(crate) handed: BTreeSet<String>,
     pub(crate) now: u64,
     pub(crate) reservations_max: usize,
     pub(crate) tombstones_max: usize,
@@ -128,7 +132,9 @@ impl Oracle {
             taken: Vec::new(),
             taken_max,
             announced: Vec::new(),
-            shutting_down: false,
+            shutdown: None,
+            items_max: None,
+            handed: BTreeSet::new(),
             now: 0,
             reservations_max,
             tombstones_max,
@@ -150,7 +156,7 @@ impl Oracle {
     /// The answer a reserve has to get; nothing changes yet except an expired tombstone.
     pub(crate) fn expect_reserve(&mut self, id: &str, hash: u8, len: u64) -> Expected {
         self.expire();
-        if self.shutting_down {
+        if self.shutdown.is_some() {
             return Expected::ShuttingDown;
         }
         if let Some(at) = self.tombstones.iter().position(|t| t.id == id) {
@@ -173,6 +179,15 @@ impl Oracle {
         }
         if self.records.len() >= self.reservations_max {
             return Expected::TooMany;
+        }
+        if let Some(max) = self.items_max
+            && !self.handed.contains(id)
+        {
+            let mut all: BTreeSet<&String> = self.handed.iter().collect();
+            all.extend(self.records.keys());
+            if all.len() >= max {
+                return Expected::NoMoreItems;
+            }
         }
         if let Some(entry) = self.current(hash) {
             if self.entries[entry].len == len {
@@ -453,6 +468,7 @@ impl Oracle {
             Role::Lessee { entry } => entry,
             _ => self.publish(record.hash, record.len, record.place),
         };
+        self.handed.insert(id.to_owned());
         self.taken.push(TakenItem {
             id: id.to_owned(),
             entry,
@@ -464,6 +480,7 @@ impl Oracle {
     pub(crate) fn poll_ready(&mut self) -> Option<String> {
         let id = self.first_unreported()?;
         self.records.get_mut(&id).unwrap().unreported = None;
+        self.handed.insert(id.clone());
         Some(id)
     }
 
@@ -476,11 +493,14 @@ impl Oracle {
         first
     }
 
-    pub(crate) fn begin_shutdown(&mut self) {
-        if self.shutting_down {
+    pub(crate) fn begin_shutdown(&mut self, how: Shutdown) {
+        if self.shutdown == Some(Shutdown::Cancel) {
             return;
         }
-        self.shutting_down = true;
+        self.shutdown = Some(how);
+        if how == Shutdown::Finish {
+            return;
+        }
         let ids: Vec<String> = self.records.keys().cloned().collect();
         for id in ids {
             match self.records.get(&id).map(|r| (r.state, r.role.clone())) {
