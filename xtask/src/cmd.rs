@@ -6,6 +6,8 @@ pub(crate) mod ci;
 pub(crate) mod coverage;
 pub(crate) mod fixture;
 pub(crate) mod licences;
+pub(crate) mod model;
+pub(crate) mod nostd;
 pub(crate) mod package;
 pub(crate) mod test;
 pub(crate) mod tidy;

@@ -43,6 +43,8 @@ enum Command {
     Package(cmd::package::Args),
     Fixture(cmd::fixture::Args),
     Bench(cmd::bench::Args),
+    Model(cmd::model::Args),
+    Nostd(cmd::nostd::Args),
     Ci(cmd::ci::Args),
 }
 
@@ -57,6 +59,8 @@ fn main() -> ExitCode {
         Command::Package(args) => args.run(&runner),
         Command::Fixture(args) => args.run(&runner),
         Command::Bench(args) => args.run(&runner),
+        Command::Model(args) => args.run(&runner),
+        Command::Nostd(args) => args.run(&runner),
         Command::Ci(args) => args.run(&runner),
     });
     match result {

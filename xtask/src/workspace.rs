@@ -59,6 +59,8 @@ pub(crate) struct Dependency {
     pub(crate) kind: Option<String>,
     /// Set for a crate of this workspace.
     pub(crate) path: Option<PathBuf>,
+    /// Where it is needed, if not everywhere.
+    pub(crate) target: Option<String>,
 }
 
 #[derive(Deserialize)]

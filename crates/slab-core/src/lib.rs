@@ -56,6 +56,11 @@ mod slots;
 mod shared;
 #[cfg(feature = "std")]
 mod sync;
+#[cfg(all(feature = "std", not(slab_loom)))]
+mod twin;
+#[cfg(all(feature = "std", slab_loom))]
+#[doc(hidden)]
+pub mod twin;
 
 pub use error::{Error, Refused};
 pub use fence::{Fence, TimelineId};

@@ -25,6 +25,7 @@ use crate::resident::Lease;
 use crate::sync::{
     Arc, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError, thread_mark,
 };
+use crate::twin::{Twin, is_left_out};
 
 pub use guard::{AllocationGuard, LeaseGuard};
 
@@ -152,7 +153,7 @@ where
                 return answer;
             }
             // A guard dropped in `body` gave bytes back: look again before sleeping.
-            if !held.take_returned() {
+            if !held.take_returned() || is_left_out(Twin::LookAgain) {
                 held.wait(deadline);
             }
         }
@@ -225,6 +226,7 @@ where
     }
 
     /// Whether a closure has panicked under the lock.
+    #[cfg(not(slab_loom))] // loom's lock does not know
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
         self.home.inner.is_poisoned()
@@ -387,7 +389,9 @@ impl<K: Eq + Hash, M, X, S: BuildHasher> Held<'_, K, M, X, S> {
                     .0
             }
         };
-        home.holder.store(thread_mark(), Ordering::Relaxed);
+        if !is_left_out(Twin::MarkOnWake) {
+            home.holder.store(thread_mark(), Ordering::Relaxed);
+        }
         guard.waiters -= 1;
         self.guard = Some(guard);
     }
@@ -398,11 +402,18 @@ impl<K: Eq + Hash, M, X, S: BuildHasher> Drop for Held<'_, K, M, X, S> {
         if self.guard.is_none() {
             return;
         }
-        self.take_returned();
+        if !is_left_out(Twin::TakeReturned) {
+            self.take_returned();
+        }
         let waiters = self.inner().waiters;
-        self.home.holder.store(0, Ordering::Relaxed);
+        if !is_left_out(Twin::EraseMarkOnLeave) {
+            self.home.holder.store(0, Ordering::Relaxed);
+        }
         self.guard = None;
-        if waiters > 0 {
+        if waiters > 0 && !is_left_out(Twin::NotifyOnLeave) {
+            if is_left_out(Twin::NotifyEveryone) {
+                return self.home.changed.notify_one();
+            }
             self.home.changed.notify_all();
         }
     }
