@@ -5,6 +5,10 @@
 /// One realistic mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
+#[cfg_attr(
+    not(slab_loom),
+    allow(unreachable_pub, reason = "public only to the models")
+)]
 pub enum Twin {
     /// Leaving the lock wakes nobody.
     NotifyOnLeave = 1,
