@@ -1,8 +1,11 @@
 //! Names for content: the sha256 of raw bytes, and the `mm_hash` under which a pool finds them again.
 
 use std::fmt::Write;
+use std::fs::File;
+use std::ops::Range;
 
 use sha2::{Digest, Sha256};
+use slab_memory::{HostSlab, SlabError};
 
 use crate::tensor::TensorSpec;
 
@@ -59,6 +62,35 @@ pub struct ContentDigest {
     /// Lower-case hexadecimal sha256 of dtype, shape and bytes; see [`ContentHasher`].
     pub mm_hash: String,
 }
+
+/// Reads bytes of `file`, from `offset` on, into `range` of `slab`, and shows what has arrived there to `hash`, in order.
+///
+/// What is hashed is the copy in the slab: whatever happens to the file afterwards, that is what was hashed, if
+/// nobody else writes to the range.
+pub(crate) fn fill_hashed(
+    slab: &HostSlab,
+    range: Range<u64>,
+    file: &File,
+    offset: u64,
+    mut hash: impl FnMut(&[u8]),
+) -> Result<(), SlabError> {
+    let len = range.end.saturating_sub(range.start);
+    let mut buffer = vec![0; PIECE.min(len) as usize];
+    let mut done = 0;
+    while done < len {
+        let count = PIECE.min(len - done);
+        let start = range.start + done;
+        slab.read_at(start..start + count, file, offset + done)?;
+        let piece = &mut buffer[..count as usize];
+        slab.copy_out(start, piece)?;
+        hash(piece);
+        done += count;
+    }
+    Ok(())
+}
+
+/// Small enough to stay in cache between reading and hashing.
+const PIECE: u64 = 256 << 10;
 
 /// Lower-case hexadecimal digits of `bytes`.
 pub(crate) fn hex(bytes: &[u8]) -> String {

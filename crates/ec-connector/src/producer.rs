@@ -131,6 +131,7 @@ impl PushError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Failed(failure) => failure.code(),
+            Self::Stage(error) if matches!(**error, StageError::Changed) => "source_changed",
             Self::Stage(_) => "source",
             Self::Length { .. } => "size_mismatch",
             Self::Shards { .. } => "shards",

@@ -16,8 +16,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use mooncake_transport::{Access, Engine, EngineError, Registration};
+use sha2::{Digest, Sha256};
 use slab_core::{Allocation, Error as PoolError, FreeList, FreeListConfig, PoolId};
 use slab_memory::{CopyError, HostSlab, Memory, SlabError};
+
+use crate::content_hash::{fill_hashed, hex};
 
 /// The bytes to push.
 pub enum Source {
@@ -25,10 +28,14 @@ pub enum Source {
     Bytes(Vec<u8>),
     /// A range of an open file, read when it is about to be sent.
     File {
-        /// The file; it must not become shorter or change before the push has ended.
+        /// The file. It must not change before the push has ended, or the content is not what its name says;
+        /// `sha256` guards against that.
         file: Arc<File>,
         /// First byte and end.
         range: Range<u64>,
+        /// Lower-case hexadecimal sha256 of the bytes, if they were hashed before: the push fails, and nothing is
+        /// written, if it is not the digest of the very bytes that would be sent. Costs one pass of hashing.
+        sha256: Option<String>,
     },
     /// A range of memory that the engine can read where it lies; nothing is copied.
     Memory {
@@ -86,6 +93,11 @@ pub enum StageError {
         /// Bytes of this memory.
         asked: u64,
     },
+    /// The file's bytes are no longer those that were hashed.
+    #[error(
+        "the file has changed since its bytes were hashed; push it again when nobody writes to it"
+    )]
+    Changed,
     /// The staging slab had no room before the push's time was over.
     #[error("the staging slab had no room for {len} bytes in time")]
     Full {
@@ -143,11 +155,18 @@ impl Staging {
                 place.slab.copy_in(place.range.start, &bytes)?;
                 Ok(place.into_staged())
             }
-            Source::File { file, range } => {
+            Source::File {
+                file,
+                range,
+                sha256,
+            } => {
                 let place = self.place(range.end.saturating_sub(range.start), deadline)?;
-                place
-                    .slab
-                    .read_at(place.range.clone(), &file, range.start)?;
+                match sha256 {
+                    Some(sha256) => place.fill_checked(&file, range.start, &sha256)?,
+                    None => place
+                        .slab
+                        .read_at(place.range.clone(), &file, range.start)?,
+                }
                 Ok(place.into_staged())
             }
             Source::Memory {
@@ -206,6 +225,23 @@ struct Place {
 }
 
 impl Place {
+    /// Reads the place's bytes from `file`, from `offset` on, and compares their digest.
+    fn fill_checked(&self, file: &File, offset: u64, sha256: &str) -> Result<(), StageError> {
+        let mut hasher = Sha256::new();
+        let read = fill_hashed(&self.slab, self.range.clone(), file, offset, |piece| {
+            hasher.update(piece);
+        });
+        match read {
+            Err(SlabError::FileEnded { .. }) => return Err(StageError::Changed),
+            read => read?,
+        }
+        if hex(&hasher.finalize()) == sha256 {
+            Ok(())
+        } else {
+            Err(StageError::Changed)
+        }
+    }
+
     fn into_staged(self) -> Staged {
         Staged {
             memory: self.slab,
@@ -359,6 +395,7 @@ impl Drop for Share {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::unix::fs::FileExt;
     use std::time::Duration;
 
     use super::*;
@@ -399,6 +436,7 @@ mod tests {
                     Source::File {
                         file: Arc::new(file),
                         range: 3..7,
+                        sha256: None,
                     },
                     soon(),
                 )
@@ -458,6 +496,45 @@ mod tests {
         assert_eq!(bytes_of(&staged.unwrap()), [3]);
     }
 
+    #[test]
+    fn a_file_whose_bytes_are_not_those_that_were_hashed_is_not_staged() {
+        let (engine, staging) = staging();
+        // Several pieces, the last of them short; larger than the slab.
+        let content: Vec<u8> = (0..(3 << 18) + 5u32).map(|n| (n >> 3) as u8).collect();
+        let len = content.len() as u64;
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"head").unwrap();
+        file.write_all(&content).unwrap();
+        let file = Arc::new(file);
+        let digest = hex(&Sha256::digest(&content));
+        let stage = |end, sha256: &str| {
+            staging.stage(
+                Source::File {
+                    file: Arc::clone(&file),
+                    range: 4..end,
+                    sha256: Some(sha256.to_owned()),
+                },
+                soon(),
+            )
+        };
+        let staged = stage(4 + len, &digest).unwrap();
+        assert_eq!(bytes_of(&staged), content);
+        drop(staged);
+
+        let changed = |staged| matches!(staged, Err(StageError::Changed));
+        assert!(changed(stage(3 + len, &digest)), "another range");
+        assert!(changed(stage(4 + 100, &digest)), "into the slab");
+        file.write_all_at(&[!content[len as usize - 1]], 3 + len)
+            .unwrap();
+        assert!(changed(stage(4 + len, &digest)), "one byte changed");
+        file.write_all_at(&content, 4).unwrap();
+        assert!(stage(4 + len, &digest).is_ok(), "and changed back");
+        file.set_len(len).unwrap();
+        assert!(changed(stage(4 + len, &digest)), "cut");
+        assert_eq!(staging.free_bytes(), SLAB);
+        assert_eq!(engine.registered(), 1);
+    }
+
     // row: D11
     #[test]
     fn a_source_that_cannot_be_read_leaves_no_region_and_no_registration_behind() {
@@ -467,6 +544,7 @@ mod tests {
                 Source::File {
                     file: Arc::new(tempfile::tempfile().unwrap()),
                     range: 0..end,
+                    sha256: None,
                 },
                 soon(),
             );

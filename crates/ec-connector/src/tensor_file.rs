@@ -13,7 +13,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::content_hash::{ContentDigest, ContentHasher};
+use slab_memory::{HostSlab, SlabError};
+
+use crate::content_hash::{ContentDigest, ContentHasher, fill_hashed};
 use crate::tensor::TensorSpec;
 
 pub use header::{HeaderError, UnsupportedTensor};
@@ -106,6 +108,9 @@ impl TensorFile {
 
     /// Hashes the bytes of `tensor` as content of its shape and type.
     ///
+    /// The file may change afterwards. Whoever sends its bytes under this digest compares what is sent
+    /// ([`Source::File`](crate::Source::File) can), or uses [`load`](Self::load).
+    ///
     /// # Errors
     /// [`TensorFileError::Unsupported`] for a tensor that cannot be sent; [`TensorFileError::Io`] if the file
     /// cannot be read or has become shorter since it was opened.
@@ -129,6 +134,35 @@ impl TensorFile {
             hasher.update(chunk);
             offset += len;
         }
+        Ok(hasher.finish())
+    }
+
+    /// Reads the bytes of `tensor` into `slab`, from byte `start` of it on, and hashes them there: bytes and digest
+    /// belong together, whatever happens to the file, as long as nobody else writes to that part of the slab.
+    ///
+    /// # Errors
+    /// As [`digest`](Self::digest); [`TensorFileError::Slab`] if the slab does not have these bytes.
+    ///
+    /// # Complexity
+    /// Reads the tensor once, and copies it once in pieces that stay in cache.
+    pub fn load(
+        &self,
+        tensor: &FileTensor,
+        slab: &HostSlab,
+        start: u64,
+    ) -> Result<ContentDigest, TensorFileError> {
+        let mut hasher = ContentHasher::new(self.spec(tensor)?);
+        let read = fill_hashed(
+            slab,
+            start..start.saturating_add(tensor.len()),
+            &self.file,
+            tensor.range.start,
+            |piece| hasher.update(piece),
+        );
+        read.map_err(|source| TensorFileError::Slab {
+            path: self.path.clone(),
+            source,
+        })?;
         Ok(hasher.finish())
     }
 
@@ -206,6 +240,14 @@ pub enum TensorFileError {
         /// What is wrong with it.
         source: HeaderError,
     },
+    /// The tensor's bytes could not be read into memory; a file that has become shorter ends early.
+    #[error("cannot read {path:?}")]
+    Slab {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        source: SlabError,
+    },
     /// The tensor's element type cannot be sent.
     #[error("tensor {name:?} of {path:?} cannot be sent")]
     Unsupported {
@@ -267,7 +309,17 @@ mod tests {
         assert_eq!(x.range().start, 8 + header.len() as u64);
         let mut expected = ContentHasher::new(&spec(Dtype::UINT8, &[3]));
         expected.update(b"abc");
-        assert_eq!(file.digest(x).unwrap(), expected.finish());
+        let expected = expected.finish();
+        assert_eq!(file.digest(x).unwrap(), expected);
+        let slab = HostSlab::new(8).unwrap();
+        assert_eq!(file.load(x, &slab, 5).unwrap(), expected);
+        let mut bytes = [0; 3];
+        slab.copy_out(5, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"abc");
+        assert!(matches!(
+            file.load(x, &slab, slab.len() - 2),
+            Err(TensorFileError::Slab { .. })
+        ));
         assert_eq!(
             file.digest(y).unwrap(),
             ContentHasher::new(&spec(Dtype::INT8, &[0])).finish()
@@ -324,6 +376,10 @@ mod tests {
         assert!(matches!(
             file.digest(&file.tensors()[0]),
             Err(TensorFileError::Io { call: "read", .. })
+        ));
+        assert!(matches!(
+            file.load(&file.tensors()[0], &HostSlab::new(8).unwrap(), 0),
+            Err(TensorFileError::Slab { .. })
         ));
     }
 }

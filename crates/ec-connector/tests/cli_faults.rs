@@ -4,15 +4,18 @@
 mod processes;
 
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader, Read};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ec_connector::{
-    ControlAddress, ControlClient, ControlContext, Dtype, MmHash, RemoteReserve, ReserveRequest,
-    TensorSpec, TransferId,
+    CancelKind, ContentDigest, ControlAddress, ControlClient, ControlContext, Dtype, MmHash,
+    RemoteReserve, ReserveRequest, TensorFile, TensorSpec, TransferId,
 };
-use processes::{Consumer, Process, file_of, push, with};
+use processes::{Consumer, PATIENCE, Process, file_of, push, with};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -29,6 +32,82 @@ fn leave_a_writer_behind(control: &str, id: &str, len: u64) {
         client.reserve(&request).unwrap(),
         RemoteReserve::Granted { write: true, .. }
     ));
+}
+
+/// Pushes the one tensor of a file of `len` zero bytes, and changes its last byte after it was hashed and before it is
+/// sent. Returns the exit code, the row, and the tensor's digest before the change.
+fn push_and_change(consumer: &Consumer, path: &Path, len: u64) -> (i32, Value, ContentDigest) {
+    let header = format!(r#"{{"x":{{"dtype":"U8","shape":[{len}],"data_offsets":[0,{len}]}}}}"#);
+    let mut on_disk = File::create(path).unwrap();
+    on_disk
+        .write_all(&(header.len() as u64).to_le_bytes())
+        .unwrap();
+    on_disk.write_all(header.as_bytes()).unwrap();
+    let end = 8 + header.len() as u64 + len;
+    on_disk.set_len(end).unwrap();
+    let file = TensorFile::open(path).unwrap();
+    let tensor = &file.tensors()[0];
+    let digest = file.digest(tensor).unwrap();
+
+    // Another producer of the same content: the push has hashed the tensor and waits for it.
+    let address = ControlAddress::parse(&consumer.control).unwrap();
+    let mut client = ControlClient::new(&ControlContext::new(), address, Duration::from_secs(10));
+    let id = TransferId::new("other").unwrap();
+    let request = ReserveRequest {
+        transfer_id: id.clone(),
+        mm_hash: MmHash::new(digest.mm_hash.as_str()).unwrap(),
+        tensor: file.spec(tensor).unwrap().clone(),
+    };
+    let RemoteReserve::Granted { reservation_id, .. } = client.reserve(&request).unwrap() else {
+        panic!("cancelled")
+    };
+    let path = path.to_str().unwrap();
+    let mut pushing = Process::start(&["push", "--json", "--to", &consumer.control, path]);
+    let deadline = Instant::now() + PATIENCE;
+    while consumer.status()["reservations"]["following"] != 1 {
+        assert!(Instant::now() < deadline, "{}", consumer.status());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    on_disk.write_all_at(b"!", end - 1).unwrap();
+    assert!(
+        client
+            .cancel(&id, Some(&reservation_id), CancelKind::Abandon)
+            .unwrap()
+    );
+    let row = pushing.row();
+    assert!(pushing.rows().is_empty());
+    (pushing.code(), row, digest)
+}
+
+#[test]
+fn a_file_that_changes_after_it_was_hashed_arrives_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model");
+    let mut consumer = Consumer::start("1MiB", &[]);
+    let (code, row, digest) = push_and_change(&consumer, &path, 50_000);
+    assert_eq!(code, 0);
+    assert_eq!(row["state"], "written", "{row}");
+    // The consumer hashes what has arrived.
+    assert_eq!(consumer.process.row()["sha256"], digest.sha256);
+
+    let (code, again) = push(&consumer.control, &[&path], &[]);
+    assert_eq!(code, 0);
+    assert_eq!(again[0]["state"], "written");
+    assert_ne!(again[0]["mm_hash"], digest.mm_hash);
+    assert_eq!(consumer.process.row()["sha256"], again[0]["sha256"]);
+}
+
+#[test]
+fn a_tensor_too_large_to_be_kept_that_changes_after_it_was_hashed_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model");
+    let consumer = Consumer::start("160MiB", &[]);
+    let (code, row, _) = push_and_change(&consumer, &path, 130 << 20);
+    assert_eq!(code, 1);
+    assert_eq!(row["code"], "source_changed", "{row}");
+    assert!(row["error"].as_str().unwrap().contains("has changed"));
+    let status = consumer.settled_status();
+    assert_eq!(status["bytes"]["free"], status["usable"], "{status}");
 }
 
 #[test]

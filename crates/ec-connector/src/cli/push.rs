@@ -1,5 +1,7 @@
 //! `push`: sends every tensor of safetensors files to a consumer.
 
+mod desk;
+
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -10,11 +12,13 @@ use anyhow::Context;
 use clap::Args;
 use ec_connector::{
     ContentDigest, ControlAddress, Delivery, FileTensor, Item, MmHash, Producer, ProducerConfig,
-    Push, PushId, PushReport, Source, TensorFile,
+    Push, PushId, PushReport, Source, TensorFile, TensorFileError,
 };
 use mooncake_transport::Engine;
 use mooncake_transport::tcp::{TcpConfig, TcpEngine};
 use serde::Serialize;
+
+use desk::{Desk, Spot};
 
 use super::exit::{Failure, Outcome};
 use super::output::Output;
@@ -71,6 +75,12 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 /// Pushes under way; hashing runs ahead of the transfers by as many.
 const PUSHES_MAX: usize = 16;
 
+/// Most bytes kept in memory between hashing and sending: a push each of eight megabytes, which is a large encoder output.
+const DESK_BYTES_MAX: u64 = 128 << 20;
+
+/// What is too large for the desk gets memory of its own, and nothing else needs any.
+const STAGING_BYTES: u64 = 1 << 20;
+
 pub(crate) fn run(args: &PushArgs) -> Result<Outcome, Failure> {
     if args.files.len() > 1 && !args.mm_hash.is_empty() {
         return Err(Failure::usage(anyhow::anyhow!(
@@ -78,7 +88,7 @@ pub(crate) fn run(args: &PushArgs) -> Result<Outcome, Failure> {
         )));
     }
     let stop = Stop::install()?;
-    let producer = start_producer(args.timeout)?;
+    let producer = start_producer(args.timeout, Some(STAGING_BYTES))?;
     let mut output = Output::new(args.json);
     output.start_bar(
         0,
@@ -90,6 +100,7 @@ pub(crate) fn run(args: &PushArgs) -> Result<Outcome, Failure> {
         producer,
         names: args.mm_hash.iter().cloned().collect(),
         under_way: VecDeque::new(),
+        desk: desk_for(&args.files),
         totals: Totals::default(),
         down: None,
         stop,
@@ -101,7 +112,22 @@ pub(crate) fn run(args: &PushArgs) -> Result<Outcome, Failure> {
     session.finish()
 }
 
-pub(crate) fn start_producer(timeout: Duration) -> Result<Producer, Failure> {
+/// Room for the tensors of `files`, within bounds. Without it every tensor is read twice, which is slower and no less
+/// sound.
+fn desk_for(files: &[PathBuf]) -> Option<Desk> {
+    let bytes = files
+        .iter()
+        .filter_map(|path| std::fs::metadata(path).ok())
+        .fold(0u64, |sum, file| sum.saturating_add(file.len()));
+    // Small tensors take whole granules each.
+    Desk::new(bytes.saturating_mul(2).clamp(64 << 10, DESK_BYTES_MAX)).ok()
+}
+
+/// Starts a producer; `staging_bytes` of `None` is the usual size.
+pub(crate) fn start_producer(
+    timeout: Duration,
+    staging_bytes: Option<u64>,
+) -> Result<Producer, Failure> {
     let mut engine_config = TcpConfig::default();
     // Nobody has business connecting to a producer.
     engine_config.listen = false;
@@ -110,6 +136,11 @@ pub(crate) fn start_producer(timeout: Duration) -> Result<Producer, Failure> {
     config.push.timeout_ms = u64::try_from(timeout.as_millis())
         .unwrap_or(u64::MAX)
         .max(1);
+    // After a write this is how long its completion is asked for, whatever is left of the timeout.
+    config.push.control_timeout_ms = config.push.control_timeout_ms.min(config.push.timeout_ms);
+    if let Some(bytes) = staging_bytes {
+        config.staging_bytes = bytes;
+    }
     if let Some(max) = NonZeroUsize::new(PUSHES_MAX) {
         config.pushes_max = max;
     }
@@ -128,6 +159,8 @@ struct Session<'a> {
     names: HashMap<String, MmHash>,
     /// In file order, which is the order of the rows.
     under_way: VecDeque<UnderWay>,
+    /// Where tensors are hashed.
+    desk: Option<Desk>,
     totals: Totals,
     /// Why nothing more is sent: the consumer does not answer.
     down: Option<(&'static str, String)>,
@@ -212,18 +245,18 @@ impl Session<'_> {
             self.catch_up()?;
             return self.fail(&named, None, code, &error);
         }
-        let digest = match file.digest(tensor) {
-            Ok(digest) => digest,
+        let spot = self.spot(tensor.len())?;
+        let (source, mut digest) = match Self::hash(file, tensor, spot) {
+            Ok(hashed) => hashed,
             Err(error) => {
                 let code = match error {
-                    ec_connector::TensorFileError::Unsupported { .. } => "unsupported_dtype",
+                    TensorFileError::Unsupported { .. } => "unsupported_dtype",
                     _ => "file",
                 };
                 self.catch_up()?;
                 return self.fail(&named, None, code, &chain(error));
             }
         };
-        let mut digest = digest;
         if let Some(given) = self.names.get(tensor.name()) {
             digest.mm_hash = given.as_str().to_owned();
         }
@@ -231,10 +264,7 @@ impl Session<'_> {
             to: self.args.to.clone(),
             mm_hash: MmHash::new(digest.mm_hash.as_str())?,
             tensor: file.spec(tensor)?.clone(),
-            source: Source::File {
-                file: Arc::clone(file.file()),
-                range: tensor.range(),
-            },
+            source,
             id: PushId::Fresh,
         };
         self.totals.started.get_or_insert_with(Instant::now);
@@ -245,6 +275,42 @@ impl Session<'_> {
             push,
         });
         Ok(())
+    }
+
+    /// Room on the desk, once pushes under way have given it back; nothing for what is larger than the desk.
+    fn spot(&mut self, len: u64) -> Result<Option<Spot>, Failure> {
+        loop {
+            let spot = self.desk.as_ref().and_then(|desk| desk.spot(len));
+            let may_come = self
+                .desk
+                .as_ref()
+                .is_some_and(|desk| 0 < len && len <= desk.len());
+            if spot.is_some() || !may_come || !self.report_next()? {
+                return Ok(spot);
+            }
+        }
+    }
+
+    /// Hashes a tensor, and says where its bytes are to be taken from.
+    ///
+    /// What is sent is what was hashed, whatever happens to the file meanwhile: either the bytes stay in memory, or
+    /// their digest is compared when they are read again.
+    fn hash(
+        file: &TensorFile,
+        tensor: &FileTensor,
+        spot: Option<Spot>,
+    ) -> Result<(Source, ContentDigest), TensorFileError> {
+        if let Some(spot) = spot {
+            let digest = file.load(tensor, spot.slab(), spot.range().start)?;
+            return Ok((spot.into_source(), digest));
+        }
+        let digest = file.digest(tensor)?;
+        let source = Source::File {
+            file: Arc::clone(file.file()),
+            range: tensor.range(),
+            sha256: Some(digest.sha256.clone()),
+        };
+        Ok((source, digest))
     }
 
     /// Reports everything under way, so that a row that is known at once comes in its place.

@@ -2,10 +2,13 @@
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::FileExt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
+
+use sha2::{Digest, Sha256};
 
 use super::*;
 use crate::consumer::{Consumer, ConsumerConfig, TakenItem};
@@ -173,6 +176,7 @@ fn one_bad_push_harms_no_other() {
     unreadable.source = Source::File {
         file: Arc::new(tempfile::tempfile().unwrap()),
         range: 0..1_000,
+        sha256: None,
     };
     let unreadable = producer.push(unreadable);
     let also_good = producer.push(item(consumer.address(), &bytes(1_000, 5)));
@@ -184,6 +188,39 @@ fn one_bad_push_harms_no_other() {
     assert!(done(&also_good).result.is_ok());
     let snapshot = consumer.snapshot();
     assert_eq!(snapshot.bytes.writing + snapshot.bytes.stuck, 0);
+}
+
+#[test]
+fn a_file_that_changes_after_it_was_hashed_reaches_nobody_under_its_old_name() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 10_000);
+    let (old, new) = (bytes(1_000, 1), bytes(1_000, 2));
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(&new, 0).unwrap();
+    let file = Arc::new(file);
+    let from_file = |content: &[u8]| {
+        let mut item = item(consumer.address(), content);
+        item.source = Source::File {
+            file: Arc::clone(&file),
+            range: 0..1_000,
+            sha256: Some(crate::content_hash::hex(&Sha256::digest(content))),
+        };
+        item
+    };
+    let error = done(&producer.push(from_file(&old))).result.unwrap_err();
+    assert_eq!(error.code(), "source_changed", "{error}");
+    assert!(consumer.next_taken(Some(Instant::now())).is_none());
+    let snapshot = consumer.snapshot();
+    assert_eq!((snapshot.bytes.free, snapshot.residents), (POOL, 0));
+
+    // Under its own name it arrives, and the old name is free for the old content.
+    for content in [&new, &old] {
+        file.write_all_at(content, 0).unwrap();
+        let report = done(&producer.push(from_file(content)));
+        assert_eq!(report.result.unwrap(), Delivery::Written);
+        assert_eq!(content_of(&consumer.next_taken(soon()).unwrap()), *content);
+    }
 }
 
 // row: C3.7b, D16

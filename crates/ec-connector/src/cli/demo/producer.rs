@@ -30,7 +30,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) fn run(args: &DemoProducerArgs) -> Result<Outcome, Failure> {
     let output = Output::new(true);
     let say = |message: &FromProducer| output.row(message, String::new);
-    let producer = start_producer(TIMEOUT)?;
+    let producer = start_producer(TIMEOUT, None)?;
     let mut opened = None;
     while let Some(ToProducer { push }) = next_message()? {
         let mut items = Vec::with_capacity(push.len());
@@ -103,11 +103,12 @@ fn item(
             }
             let (_, file) = opened.as_ref().context("no file is open")?;
             let tensor = file.tensors().get(*index).context("the file has changed")?;
+            let digest = file.digest(tensor)?;
             let source = Source::File {
                 file: Arc::clone(file.file()),
                 range: tensor.range(),
+                sha256: Some(digest.sha256),
             };
-            let digest = file.digest(tensor)?;
             (file.spec(tensor)?.clone(), digest.mm_hash, source)
         }
     };
