@@ -4,7 +4,7 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use mooncake_transport::tcp::TcpEngine;
@@ -13,6 +13,7 @@ use mooncake_transport::wire::control::{
 };
 use mooncake_transport::wire::data::{DataVersion, Header, Op, Status};
 use mooncake_transport::{Access, Engine};
+use slab_memory::HostSlab;
 use support::{
     LONG, ask, assert_serves, bytes, dial, engine, engine_with, fill, hasty_engine, header,
     pattern, read_status, read_to_close, register, slab,
@@ -672,18 +673,36 @@ fn a_thousand_idle_and_half_sent_connections_slow_nobody_down() {
     assert_serves(&target, &slab);
 }
 
+/// Sends a small request and checks that it is served.
+fn assert_answers(stream: &mut TcpStream, slab: &HostSlab) {
+    stream
+        .write_all(&header(Op::Read, slab.address(), 4))
+        .unwrap();
+    assert_eq!(read_status(stream), Status::Ok);
+    stream.read_exact(&mut [0; 4]).unwrap();
+}
+
 #[test]
-fn data_connections_beyond_the_limit_are_closed_at_once() {
+fn connections_in_the_middle_of_a_request_are_not_closed_for_new_ones() {
     let target = engine_with(|config| config.limits.inbound_data_max = 2);
     let slab = slab(4096);
     let _registration = register(&target, &slab);
-    let mut held: Vec<_> = (0..2).map(|_| dial(target.data_address())).collect();
+    let mut held: Vec<_> = (0..2)
+        .map(|_| {
+            let mut stream = dial(target.data_address());
+            stream
+                .write_all(&header(Op::Write, slab.address(), 2))
+                .unwrap();
+            stream.write_all(&[1]).unwrap();
+            stream
+        })
+        .collect();
+    // Longer than an idle connection would have to be idle.
+    std::thread::sleep(Duration::from_millis(1_500));
     let mut refused = dial(target.data_address());
     assert!(read_to_close(&mut refused).is_empty());
     for stream in &mut held {
-        stream
-            .write_all(&header(Op::Read, slab.address(), 4))
-            .unwrap();
+        stream.write_all(&[2]).unwrap();
         assert_eq!(read_status(stream), Status::Ok);
     }
     drop(held);
@@ -698,6 +717,54 @@ fn data_connections_beyond_the_limit_are_closed_at_once() {
         }
         assert!(start.elapsed() < LONG);
     }
+}
+
+#[test]
+fn at_the_limit_the_connection_that_is_idle_longest_makes_way_for_a_new_one() {
+    let target = engine_with(|config| config.limits.inbound_data_max = 3);
+    let slab = slab(4096);
+    let _registration = register(&target, &slab);
+    let pause = || std::thread::sleep(Duration::from_millis(50));
+    // In the order in which they were used last: the one that never was goes first all the same.
+    let mut old = dial(target.data_address());
+    assert_answers(&mut old, &slab);
+    pause();
+    let mut newer = dial(target.data_address());
+    assert_answers(&mut newer, &slab);
+    pause();
+    let mut silent = dial(target.data_address());
+    std::thread::sleep(Duration::from_millis(1_500));
+
+    let mut first = dial(target.data_address());
+    assert_answers(&mut first, &slab);
+    assert!(read_to_close(&mut silent).is_empty());
+    let mut second = dial(target.data_address());
+    assert_answers(&mut second, &slab);
+    assert!(read_to_close(&mut old).is_empty());
+    for stream in [&mut newer, &mut first, &mut second] {
+        assert_answers(stream, &slab);
+    }
+}
+
+#[test]
+fn a_header_that_trickles_in_is_closed_in_time() {
+    let target = engine_with(|config| config.timeouts.header = Duration::from_millis(600));
+    let slab = slab(4096);
+    let _registration = register(&target, &slab);
+    let mut stream = dial(target.data_address());
+    assert_answers(&mut stream, &slab);
+    let start = Instant::now();
+    for byte in header(Op::Read, slab.address(), 4) {
+        // Fails once it has been closed.
+        let _ = stream.write_all(&[byte]);
+        std::thread::sleep(Duration::from_millis(100));
+        if start.elapsed() > Duration::from_millis(1_500) {
+            break;
+        }
+    }
+    assert!(read_to_close(&mut stream).is_empty());
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert_serves(&target, &slab);
 }
 
 #[test]

@@ -472,6 +472,32 @@ fn a_peer_that_restarts_on_another_data_port_is_found_again() {
 }
 
 #[test]
+fn engines_that_take_each_others_idle_connections_lose_no_transfer() {
+    let target = engine_with(|config| config.limits.inbound_data_max = 1);
+    let sources = [engine(), engine()];
+    let (remote, local) = (slab(4096), slab(4096));
+    let _registration = register(&target, &remote);
+    let segments = sources
+        .each_ref()
+        .map(|source| source.open_segment(target.session()).unwrap());
+    for round in 0..4 {
+        let from = round % 2;
+        fill(&local, 0, round as u64, 4096);
+        let write = task(
+            Op::Write,
+            &segments[from],
+            remote.address(),
+            &local,
+            0..4096,
+        );
+        assert_eq!(run_one(&sources[from], write), Remote::Applied, "{round}");
+        assert_pattern(&remote, 0, round as u64, 4096);
+        // Idle long enough to make way.
+        std::thread::sleep(Duration::from_millis(1_300));
+    }
+}
+
+#[test]
 fn a_peer_that_is_gone_fails_the_task_with_the_connect_error() {
     let source = engine();
     let local = slab(4096);

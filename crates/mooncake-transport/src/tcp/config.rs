@@ -50,8 +50,11 @@ impl Default for TcpConfig {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpLimits {
-    /// Data connections accepted at a time, idle ones included; further ones are closed at once.
-    /// Default 4,096; each needs a file descriptor of this process.
+    /// Data connections accepted at a time, idle ones included. Default 4,096. Each needs a file
+    /// descriptor; a quarter of those that the process may open (`ulimit -n`), and at least 64, are
+    /// left to the rest of it, whatever is configured here. When there are that many, a new one takes the place of the one that has
+    /// been idle between requests for longest, and at least for a second; if there is none, the new
+    /// one is closed at once.
     pub inbound_data_max: usize,
     /// Control connections accepted at a time; further ones are closed at once. Default 256.
     pub inbound_control_max: usize,
@@ -94,7 +97,8 @@ const WAIT_MIN: Duration = Duration::from_millis(1);
 const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Bounds of waits of a TCP engine, each from 1 ms to 24 h. There is none between requests of a
-/// connection.
+/// connection: a real peer does not notice that its idle connection was closed, and fails the next
+/// transfer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpTimeouts {
@@ -112,6 +116,9 @@ pub struct TcpTimeouts {
     pub progress: Duration,
     /// For the status of a request that was sent in full. Default 30 s.
     pub status: Duration,
+    /// For the rest of a request's header on an accepted data connection, however it trickles in; no
+    /// longer than `progress`. Default 10 s.
+    pub header: Duration,
     /// For a rejected peer to close. Default 2 s.
     pub reject_drain: Duration,
     /// Between two fetches of one segment's descriptor after failures. Default 1 s.
@@ -127,6 +134,7 @@ impl Default for TcpTimeouts {
             control_total: Duration::from_secs(300),
             progress: Duration::from_secs(30),
             status: Duration::from_secs(30),
+            header: Duration::from_secs(10),
             reject_drain: Duration::from_secs(2),
             refresh_interval: Duration::from_secs(1),
         }
@@ -197,6 +205,7 @@ impl TcpConfig {
             ("control_total", timeouts.control_total),
             ("progress", timeouts.progress),
             ("status", timeouts.status),
+            ("header", timeouts.header),
             ("reject_drain", timeouts.reject_drain),
             ("refresh_interval", timeouts.refresh_interval),
         ];

@@ -163,6 +163,9 @@ impl Reactor {
                     .register(listener, token, Interest::READABLE)?;
             }
         }
+        let limits = &shared.config.limits;
+        let data_max = accept::data_connections_max(limits.inbound_data_max);
+        let control_max = limits.inbound_control_max;
         Ok(Self {
             poll,
             shared,
@@ -172,8 +175,8 @@ impl Reactor {
             paused: Vec::new(),
             peers: HashMap::new(),
             dispatch: VecDeque::new(),
-            data: Listening::new(data),
-            control: Listening::new(control),
+            data: Listening::new(data, data_max),
+            control: Listening::new(control, control_max),
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
         })
     }

@@ -29,6 +29,8 @@ pub(super) enum Want<'a> {
 pub(super) enum Patience {
     /// For ever: no request has begun.
     Unlimited,
+    /// For a fixed time, however it trickles in: inside a header.
+    Header,
     /// While bytes move: inside a request.
     Progress,
     /// For a fixed time: rejected, waiting for the peer to close.
@@ -105,6 +107,7 @@ impl Target {
     pub(super) fn patience(&self) -> Patience {
         match self.state {
             State::Header { have: 0, .. } | State::Closed => Patience::Unlimited,
+            State::Header { .. } => Patience::Header,
             State::Draining { .. } => Patience::Drain,
             _ => Patience::Progress,
         }
@@ -404,7 +407,8 @@ mod tests {
         let mut target = Target::new(DRAIN);
         assert_eq!(target.patience(), Patience::Unlimited);
         target.handle_header(&[1]);
-        assert_eq!(target.patience(), Patience::Progress);
+        assert_eq!(target.patience(), Patience::Header);
+        assert!(!target.is_between_requests());
         assert_eq!(target.want(), Want::Header(23));
         target.close();
         assert_eq!(target.want(), Want::Close);

@@ -17,16 +17,34 @@ pub(super) struct Inbound {
     machine: Target,
     /// Memory of the request under way. Holding it keeps it mapped.
     local: Option<(RegistrationId, LocalSide)>,
-    patience: Patience,
+    /// Headers received.
+    requests: u64,
+    /// What the deadline was set for: this patience, in this request.
+    timed: (Patience, u64),
+    /// Since when it waits for a request, if it does.
+    idle_since: Instant,
 }
 
+/// How a connection between requests compares with others when one has to go: first those that never
+/// sent a request, then those that sent their last one longest ago.
+pub(super) type Idleness = (bool, Instant);
+
 impl Inbound {
-    pub(super) fn new(drain_bytes_max: u64) -> Self {
+    pub(super) fn new(drain_bytes_max: u64, now: Instant) -> Self {
         Self {
             machine: Target::new(drain_bytes_max),
             local: None,
-            patience: Patience::Unlimited,
+            requests: 0,
+            timed: (Patience::Unlimited, 0),
+            idle_since: now,
         }
+    }
+
+    /// How idle the connection is; nothing in the middle of a request.
+    pub(super) fn idleness(&self) -> Option<Idleness> {
+        self.machine
+            .is_between_requests()
+            .then_some((self.requests > 0, self.idle_since))
     }
 
     /// Says whether a request under way touches the registration.
@@ -57,28 +75,39 @@ impl Reactor {
         let Role::Inbound(inbound) = &mut connection.role else {
             return Flow::Close;
         };
-        let patience = inbound.machine.patience();
-        let changed = patience != inbound.patience;
-        inbound.patience = patience;
-        match patience {
-            Patience::Unlimited => connection.deadline.set(None),
-            Patience::Progress if progressed || changed => {
+        let timing = (inbound.machine.patience(), inbound.requests);
+        let changed = timing != inbound.timed;
+        if !changed && !progressed {
+            return flow;
+        }
+        inbound.timed = timing;
+        let now = Instant::now();
+        let after = |wait| Some(now + wait);
+        match timing.0 {
+            Patience::Unlimited => {
+                connection.deadline.set(None);
+                inbound.idle_since = now;
+            }
+            Patience::Header if changed => {
                 connection
                     .deadline
-                    .set(Some(Instant::now() + timeouts.progress));
+                    .set(after(timeouts.header.min(timeouts.progress)));
             }
-            Patience::Drain if changed => {
-                connection
-                    .deadline
-                    .set(Some(Instant::now() + timeouts.reject_drain));
-            }
-            Patience::Progress | Patience::Drain => {}
+            Patience::Progress => connection.deadline.set(after(timeouts.progress)),
+            Patience::Drain if changed => connection.deadline.set(after(timeouts.reject_drain)),
+            Patience::Header | Patience::Drain => {}
         }
         flow
     }
 
     fn step_inbound(&mut self, connection: &mut Connection) -> Stepped {
-        let Role::Inbound(Inbound { machine, local, .. }) = &mut connection.role else {
+        let Role::Inbound(Inbound {
+            machine,
+            local,
+            requests,
+            ..
+        }) = &mut connection.role
+        else {
             return Stepped::Wait(Flow::Close);
         };
         match machine.want() {
@@ -98,6 +127,7 @@ impl Reactor {
                 })
             }
             Want::Decide(header) => {
+                *requests += 1;
                 *local = self.admit_request(&header);
                 if local.is_some() {
                     machine.admit();
