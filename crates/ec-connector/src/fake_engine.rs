@@ -14,6 +14,8 @@ use slab_memory::Memory;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Ended,
+    /// The connection is closed without an answer.
+    Closed,
     Unknown,
     /// The engine panics.
     Panic,
@@ -61,7 +63,8 @@ impl FakeEngine {
         let fate = self.fates.lock().unwrap().pop_front();
         match fate {
             None => {}
-            Some(Fate::Ended) => return Remote::Ended(Reason::Closed),
+            Some(Fate::Ended) => return Remote::Ended(Reason::Rejected),
+            Some(Fate::Closed) => return Remote::Ended(Reason::Closed),
             Some(Fate::Panic) => panic!("told to"),
             Some(Fate::Unknown) => return Remote::Unknown(Reason::Stalled { timeout_ms: 1 }),
         }

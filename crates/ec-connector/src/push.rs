@@ -15,6 +15,7 @@
 //!   `completed: false` after its first reply was lost.
 //! - `completed` without `became_ready` is no success by itself: a consumer says so of bytes it has given up. If a
 //!   reply was lost before, the status decides; otherwise a fresh id is tried once.
+//! - A write whose connection was closed without an answer is tried again, into a new reservation, until the timeout.
 //! - Everything ends: at the timeout, or after a bounded number of errors that carry no code.
 //!
 //! Not here: which pushes run at the same time ([`ContentLanes`] keeps two of the same content apart), staging,
@@ -57,6 +58,8 @@ pub struct PushMachine {
     uncoded_errors: u32,
     given_up_before: bool,
     completes_undecided: u32,
+    /// Writes whose connection was closed without an answer.
+    writes_closed: u32,
 }
 
 /// Why the next reserve is sent, which decides what `ready` means.
@@ -148,6 +151,7 @@ impl PushMachine {
             uncoded_errors: 0,
             given_up_before: false,
             completes_undecided: 0,
+            writes_closed: 0,
         }
     }
 
@@ -317,7 +321,15 @@ impl PushMachine {
                     lost: false,
                 };
             }
-            WriteEnd::Ended { reason } => {
+            // The consumer has too many connections, or is gone; a new reservation tells, and is the only one that
+            // surely leads to memory which is still meant for this push.
+            WriteEnd::Closed { .. } if !self.is_over(now) => {
+                self.start_again(Some(held.reservation_id));
+                self.writes_closed = self.writes_closed.saturating_add(1);
+                self.backoff_ms =
+                    (BACKOFF_FIRST_MS << self.writes_closed.min(7)).min(BACKOFF_LAST_MS);
+            }
+            WriteEnd::Closed { reason } | WriteEnd::Ended { reason } => {
                 let failure = PushFailure::WriteEnded { reason };
                 self.abandon(Some(held.reservation_id), Err(failure));
             }

@@ -6,6 +6,7 @@ mod processes;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,6 +16,10 @@ use ec_connector::{
     CancelKind, ContentDigest, ControlAddress, ControlClient, ControlContext, Dtype, MmHash,
     RemoteReserve, ReserveRequest, TensorFile, TensorSpec, TransferId,
 };
+use mooncake_transport::Op;
+use mooncake_transport::wire::control::{FrameKind, encode_frame};
+use mooncake_transport::wire::data::{DataVersion, Header, Status};
+use mooncake_transport::wire::descriptor::Descriptor;
 use processes::{Consumer, PATIENCE, Process, file_of, push, with};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -108,6 +113,96 @@ fn a_tensor_too_large_to_be_kept_that_changes_after_it_was_hashed_fails() {
     assert!(row["error"].as_str().unwrap().contains("has changed"));
     let status = consumer.settled_status();
     assert_eq!(status["bytes"]["free"], status["usable"], "{status}");
+}
+
+/// Starts a consumer that may open `descriptors` files.
+fn consumer_with(descriptors: u32) -> (Consumer, SocketAddr) {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -n {descriptors}; exec \"$@\""), "sh"]);
+    command.arg(env!("CARGO_BIN_EXE_ec-connector"));
+    command.args(["consume", "--json", "--listen", "127.0.0.1:0"]);
+    command.args(["--pool", "16MiB"]);
+    let consumer = Consumer::of(Process::spawn(command));
+    // The listener that is neither the session's nor the control plane's.
+    let session: SocketAddr = consumer.session.parse().unwrap();
+    let descriptor = descriptor_of(session);
+    (
+        consumer,
+        SocketAddr::new(session.ip(), descriptor.data_port),
+    )
+}
+
+/// Asks an engine where it listens for data.
+fn descriptor_of(session: SocketAddr) -> Descriptor {
+    let mut stream = TcpStream::connect(session).unwrap();
+    stream
+        .write_all(&encode_frame(FrameKind::Metadata, b"{}"))
+        .unwrap();
+    let mut reply = Vec::new();
+    stream.read_to_end(&mut reply).unwrap();
+    Descriptor::decode(&reply[9..]).unwrap()
+}
+
+#[test]
+fn idle_connections_lock_no_producer_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_of(dir.path(), "model", 20, 50_000);
+    let (mut consumer, data) = consumer_with(160);
+    let mut idle: Vec<_> = (0..150)
+        .map(|_| TcpStream::connect(data).unwrap())
+        .collect();
+    // The first ones hold every place there is by the time they are old enough to make way.
+    std::thread::sleep(Duration::from_millis(1_500));
+    idle.extend((0..150).map(|_| TcpStream::connect(data).unwrap()));
+    let started = Instant::now();
+    let (code, rows) = push(&consumer.control, &[&file], &["--timeout", "20"]);
+    assert_eq!(code, 0, "{rows:?}");
+    assert!(started.elapsed() < Duration::from_secs(15));
+    for _ in 0..20 {
+        assert_eq!(consumer.process.row()["event"], "received");
+    }
+    consumer.checked_status();
+    let errors = consumer.process.errors();
+    let warnings = errors.matches("too many connections").count();
+    assert!((1..5).contains(&warnings), "{errors}");
+    drop(idle);
+}
+
+#[test]
+fn a_consumer_that_runs_out_of_descriptors_still_serves_data_connections() {
+    let (consumer, data) = consumer_with(128);
+    // What the rest of the process was to have: connections to the control plane that say nothing.
+    let control: SocketAddr = consumer
+        .control
+        .strip_prefix("tcp://")
+        .unwrap()
+        .parse()
+        .unwrap();
+    let busy: Vec<_> = (0..60)
+        .map(|_| TcpStream::connect(control).unwrap())
+        .collect();
+    let idle: Vec<_> = (0..100)
+        .map(|_| TcpStream::connect(data).unwrap())
+        .collect();
+    std::thread::sleep(Duration::from_millis(1_500));
+    for _ in 0..20 {
+        let mut stream = TcpStream::connect(data).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        // Refused, for there is nothing at this address, and that is an answer.
+        let header = Header {
+            size: 8,
+            address: 8,
+            op: Op::Read,
+            version: DataVersion::V2,
+        };
+        stream.write_all(&header.encode()).unwrap();
+        let mut status = [0; 8];
+        stream.read_exact(&mut status).unwrap();
+        assert_eq!(Status::decode(status).unwrap(), Status::Rejected);
+    }
+    drop((busy, idle));
+    consumer.checked_status();
+    assert_eq!(consumer.stop(), 0);
 }
 
 #[test]

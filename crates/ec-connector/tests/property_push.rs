@@ -369,7 +369,8 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                     writing_ms += 3;
                     let reason = "made up".to_owned();
                     let end = match tape.next().unwrap_or(255) {
-                        0..=25 => WriteEnd::Ended { reason },
+                        0..=12 => WriteEnd::Closed { reason },
+                        13..=25 => WriteEnd::Ended { reason },
                         26..=50 => {
                             ledger.write_unknown = true;
                             WriteEnd::Unknown { reason }

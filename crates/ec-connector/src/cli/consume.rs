@@ -15,6 +15,7 @@ use ec_connector::{
 };
 use mooncake_transport::Engine;
 use mooncake_transport::tcp::{TcpConfig, TcpEngine};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
 use super::exit::{Failure, Outcome};
@@ -74,6 +75,7 @@ pub(crate) fn run(args: &ConsumeArgs) -> Result<Outcome, Failure> {
         check_directory(dir)?;
     }
     let listen = resolve(&args.listen)?;
+    raise_descriptor_limit();
     let consumer = start(args, listen)?;
     let control = match &args.advertise {
         Some(host) if host.contains(':') && !host.starts_with('[') => {
@@ -127,6 +129,19 @@ pub(crate) fn run(args: &ConsumeArgs) -> Result<Outcome, Failure> {
     } else {
         Outcome::Done
     })
+}
+
+/// Lets the process open as many descriptors as it is allowed to: each producer needs a few.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    // The engine gets along with what there is.
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(%error, "the limit of file descriptors stays as it is");
+    }
 }
 
 fn start(args: &ConsumeArgs, listen: SocketAddr) -> Result<Consumer, Failure> {

@@ -223,6 +223,21 @@ fn a_file_that_changes_after_it_was_hashed_reaches_nobody_under_its_old_name() {
     }
 }
 
+#[test]
+fn a_write_whose_connection_is_closed_without_an_answer_is_tried_again() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 10_000);
+    let content = bytes(1_000, 1);
+    engine.next_writes(&[Fate::Closed, Fate::Closed, Fate::Closed]);
+    let report = done(&producer.push(item(consumer.address(), &content)));
+    assert_eq!(report.result.unwrap(), Delivery::Written);
+    assert_eq!(engine.writes.load(Ordering::SeqCst), 4);
+    assert_eq!(content_of(&consumer.next_taken(soon()).unwrap()), content);
+    let snapshot = consumer.snapshot();
+    assert_eq!(snapshot.bytes.writing + snapshot.bytes.stuck, 0);
+}
+
 // row: C3.7b, D16
 #[test]
 fn memory_of_a_failed_write_is_given_back_and_of_an_unknown_one_kept() {

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mooncake_transport::{Engine, EngineError, Op, Remote, Segment, Task};
+use mooncake_transport::{ControlError, Engine, EngineError, Op, Reason, Remote, Segment, Task};
 
 use super::PushError;
 use super::queue::{Queue, Record};
@@ -315,6 +315,15 @@ impl Worker<'_> {
         };
         let segment = match self.site.segment(session) {
             Ok(segment) => segment,
+            // As with a write: it has too many connections.
+            Err(EngineError::Control {
+                source: source @ ControlError::Closed,
+                ..
+            }) => {
+                return WriteEnd::Closed {
+                    reason: chain(&source),
+                };
+            }
             Err(error) => return ended(error),
         };
         let len = staged.range.end - staged.range.start;
@@ -338,6 +347,9 @@ impl Worker<'_> {
                     record.wire_bytes += len;
                     WriteEnd::Applied
                 }
+                Remote::Ended(reason @ Reason::Closed) => WriteEnd::Closed {
+                    reason: chain(reason),
+                },
                 Remote::Ended(reason) => WriteEnd::Ended {
                     reason: chain(reason),
                 },

@@ -387,6 +387,41 @@ fn a_write_that_ended_is_abandoned_and_one_with_unknown_end_only_cancelled() {
 }
 
 #[test]
+fn a_write_whose_connection_was_closed_is_tried_again_in_a_new_reservation_until_the_timeout() {
+    let closed = || WriteEnd::Closed {
+        reason: "closed".to_owned(),
+    };
+    let mut push = Driven::fresh();
+    push.begin_write();
+    push.write(closed());
+    push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
+    push.reserve(granted(true, false));
+    push.write(WriteEnd::Applied);
+    push.complete(PushAnswer::Reply(DONE));
+    assert_eq!(push.result(), Ok(Delivery::Written));
+
+    let mut push = Driven::fresh();
+    push.begin_write();
+    let mut tries = 1;
+    loop {
+        push.write(closed());
+        push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
+        if push.machine.outcome().is_some() {
+            break;
+        }
+        push.reserve(granted(true, false));
+        tries += 1;
+    }
+    assert_eq!(push.result().unwrap_err().code(), "write_failed");
+    let timeout_ms = PushConfig::default().timeout_ms;
+    // Half a second apart in the end.
+    assert!(
+        (timeout_ms / 600..timeout_ms / 400).contains(&tries),
+        "{tries}"
+    );
+}
+
+#[test]
 fn a_source_that_cannot_be_staged_gives_the_memory_back() {
     let mut push = Driven::fresh();
     push.reserve(granted(true, false));

@@ -148,7 +148,13 @@ pub enum Reserved {
 pub enum WriteEnd {
     /// All bytes are in the consumer's memory.
     Applied,
-    /// Nothing more will be stored; the range may be partly written.
+    /// The connection was closed without an answer: nothing more will be stored, and another connection may fare
+    /// better.
+    Closed {
+        /// What the engine reported.
+        reason: String,
+    },
+    /// Nothing more will be stored; the range may be partly written. Trying again is no use.
     Ended {
         /// What the engine reported.
         reason: String,

@@ -140,6 +140,7 @@ impl Drop for Process {
 pub(crate) struct Consumer {
     pub(crate) process: Process,
     pub(crate) control: String,
+    pub(crate) session: String,
 }
 
 impl Consumer {
@@ -156,9 +157,14 @@ impl Consumer {
     pub(crate) fn of(mut process: Process) -> Self {
         let ready = process.row();
         assert_eq!(ready["event"], "ready", "{ready}");
-        assert!(ready["session"].as_str().unwrap().contains(':'));
+        let session = ready["session"].as_str().unwrap().to_owned();
+        assert!(session.contains(':'));
         let control = ready["control"].as_str().unwrap().to_owned();
-        Self { process, control }
+        Self {
+            process,
+            control,
+            session,
+        }
     }
 
     pub(crate) fn status(&self) -> Value {
