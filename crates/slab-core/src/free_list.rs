@@ -19,7 +19,7 @@ use crate::id::PoolId;
 use crate::placement::Placement;
 use crate::region::{Allocation, Region};
 use index::Index;
-use nodes::Nodes;
+use nodes::{NONE, Nodes, RUNS_MAX};
 
 pub(crate) use nodes::Tag;
 
@@ -78,7 +78,7 @@ pub struct FreeList {
     placement: Placement,
     nodes: Nodes,
     index: Index,
-    /// Granules by the tag of their run.
+    /// Granules by the tag of their run, but none for [`Tag::Caller`], which has the rest.
     granules: [u64; Tag::COUNT],
 }
 
@@ -119,7 +119,7 @@ impl FreeList {
         }
         let mut nodes = Nodes::new(len, runs_reserved);
         let mut index = Index::new(placement, len, runs_reserved);
-        index.insert(&mut nodes, 0);
+        index.insert(&mut nodes, Nodes::FIRST);
         let mut granules = [0; Tag::COUNT];
         granules[Tag::Free as usize] = len;
         Ok(Self {
@@ -150,19 +150,34 @@ impl FreeList {
             return Ok(Allocation::empty(self.id));
         }
         let need = self.granules_of(len);
+        match self.take_or_none(need) {
+            (NONE, _) => Err(self.refusal(len, need)),
+            (slot, start) => Ok(Allocation::new(
+                self.id,
+                slot,
+                start << self.shift,
+                len,
+                self.shift,
+            )),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refusal(&self, len: u64, need: u64) -> Error {
         if need > self.total() {
-            return Err(Error::TooLarge {
+            Error::TooLarge {
                 requested: len,
                 usable: self.usable(),
-            });
-        }
-        match self.take(need)? {
-            Some(slot) => Ok(self.token(slot, len)),
-            None => Err(Error::Exhausted {
+            }
+        } else if need <= self.largest() {
+            Error::TooManyRuns { runs_max: RUNS_MAX }
+        } else {
+            Error::Exhausted {
                 requested: len,
                 free: self.free_bytes(),
                 largest_free: self.largest_free(),
-            }),
+            }
         }
     }
 
@@ -175,16 +190,24 @@ impl FreeList {
     /// O(1) to find the neighbours and O(log runs) amortised to file the result. Needs no memory.
     #[inline]
     pub fn free(&mut self, allocation: Allocation) -> Result<(), Refused<Allocation>> {
-        if let Err(cause) = self.check(&allocation) {
-            return Err(Refused {
+        if self.knows(&allocation) {
+            self.give_callers(allocation.slot());
+            return Ok(());
+        }
+        self.free_unknown(allocation)
+    }
+
+    /// Frees an empty allocation, or says why the allocation cannot be freed here.
+    #[cold]
+    #[inline(never)]
+    fn free_unknown(&self, allocation: Allocation) -> Result<(), Refused<Allocation>> {
+        match self.check(&allocation) {
+            Ok(()) => Ok(()),
+            Err(cause) => Err(Refused {
                 value: allocation,
                 cause,
-            });
+            }),
         }
-        if !allocation.is_empty() {
-            self.give(allocation.slot);
-        }
-        Ok(())
     }
 
     /// The id its tokens carry.
@@ -245,7 +268,7 @@ impl FreeList {
     pub fn runs(&self) -> impl Iterator<Item = FreeRun> + '_ {
         self.slots().map(|slot| FreeRun {
             region: self.region(slot),
-            is_free: self.nodes[slot].tag == Tag::Free,
+            is_free: self.nodes.is_free(slot),
         })
     }
 }

@@ -7,9 +7,9 @@
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Placement {
-    /// The tightest size class that has a run large enough, and in it the lowest address among at most
-    /// eight runs. Classes are at most 1/32 wide, so little is left over; large regions keep packing
-    /// well at high occupancy. O(log runs) amortised, O(1) when sizes are below 64 granules.
+    /// The tightest size class that has a run large enough. Classes are at most 1/64 wide, and one length
+    /// each below 128 granules, so little is left over; large regions keep packing well at high occupancy.
+    /// O(log runs) amortised, O(1) for lengths below 128 granules and wherever a class has one run.
     #[default]
     BestFit,
     /// The lowest address at which the request fits, offset for offset what a scan over an ordered list

@@ -177,9 +177,7 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
         if let Some(entry) = previous {
             self.displace(entry);
         }
-        let Allocation {
-            slot, region, len, ..
-        } = allocation;
+        let (slot, region, len) = (allocation.slot(), allocation.region(), allocation.len());
         let entry = self.residents.insert(Entry {
             key,
             meta,
@@ -279,7 +277,7 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
         if !allocation.is_empty() {
             let mut marks = Marks::NONE;
             self.timelines.record(&mut marks, fences);
-            self.let_go(allocation.slot, marks);
+            self.let_go(allocation.slot(), marks);
         }
         Ok(())
     }
@@ -299,7 +297,7 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
             });
         }
         if !allocation.is_empty() {
-            self.list.retag(allocation.slot, Tag::Quarantined, NIL);
+            self.list.retag(allocation.slot(), Tag::Quarantined, NIL);
         }
         Ok(())
     }
@@ -453,7 +451,7 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
     /// Frees the bytes of a checked allocation at once.
     fn discard(&mut self, allocation: Allocation) {
         if !allocation.is_empty() {
-            self.let_go(allocation.slot, Marks::NONE);
+            self.let_go(allocation.slot(), Marks::NONE);
         }
     }
 

@@ -83,31 +83,48 @@ impl fmt::Debug for Region {
 #[derive(PartialEq, Eq)]
 #[cfg(feature = "alloc")]
 pub struct Allocation {
-    pub(crate) pool: PoolId,
-    pub(crate) slot: u32,
-    pub(crate) region: Region,
-    pub(crate) len: u64,
+    pool: PoolId,
+    offset: u64,
+    /// Bytes asked for. The region is this, rounded up to the granule.
+    len: u64,
+    /// Slot of its run, and above it the binary logarithm of the granule: a token of four equal words is
+    /// moved word by word, where one with a tail of small fields is put together and taken apart again.
+    place: u64,
 }
 
 #[cfg(feature = "alloc")]
 impl Allocation {
-    /// The allocation of no bytes: owns nothing, so any number of them exist.
-    pub(crate) const fn empty(pool: PoolId) -> Self {
+    /// `len` bytes, not zero, at `offset`, in the run at `slot` of a pool with granules of `1 << shift`.
+    #[inline]
+    pub(crate) const fn new(pool: PoolId, slot: u32, offset: u64, len: u64, shift: u32) -> Self {
         Self {
             pool,
-            slot: crate::slots::NIL,
-            region: Region::EMPTY,
-            len: 0,
+            offset,
+            len,
+            place: (shift as u64) << 32 | slot as u64,
         }
     }
 
+    /// The allocation of no bytes: owns nothing, so any number of them exist.
+    pub(crate) const fn empty(pool: PoolId) -> Self {
+        Self::new(pool, crate::slots::NIL, 0, 0, 0)
+    }
+
+    /// The run it owns, `NIL` if none.
+    #[inline]
+    pub(crate) const fn slot(&self) -> u32 {
+        self.place as u32
+    }
+
     /// First byte, counted from the start of the slab. Zero for an empty allocation.
+    #[inline]
     #[must_use]
     pub const fn offset(&self) -> u64 {
-        self.region.offset()
+        self.offset
     }
 
     /// Bytes that were asked for.
+    #[inline]
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.len
@@ -117,16 +134,26 @@ impl Allocation {
     /// of the alignment.
     #[must_use]
     pub const fn region(&self) -> Region {
-        self.region
+        if self.len == 0 {
+            return Region::EMPTY;
+        }
+        let shift = self.place >> 32;
+        Region {
+            offset: self.offset,
+            // Cannot overflow: the region ends at or below the capacity.
+            len: (((self.len - 1) >> shift) + 1) << shift,
+        }
     }
 
     /// Whether zero bytes were asked for, so that nothing is owned.
+    #[inline]
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The pool that made it.
+    #[inline]
     #[must_use]
     pub const fn pool(&self) -> PoolId {
         self.pool
@@ -139,7 +166,9 @@ impl fmt::Debug for Allocation {
         write!(
             f,
             "Allocation({:?} of {:?}, {} bytes)",
-            self.region, self.pool, self.len
+            self.region(),
+            self.pool,
+            self.len
         )
     }
 }

@@ -1,211 +1,467 @@
 //! Index of free runs by size class, for [`Placement::BestFit`](crate::Placement::BestFit).
 //!
-//! A class is a power of two and the next five bits of the length, so it is at most 1/32 wide; below
-//! 64 granules it is one exact length. Exact classes are lists (every member fits as well as any other);
-//! wider classes are pairing heaps with the longest run on top, so one look at the root says whether
-//! the class that contains the request has a run for it. That is what makes the search complete without
-//! a scan: only the root of one class, and then any member of the next class that is not empty.
+//! A class is a power of two and the next six bits of the length, so it is at most 1/64 wide; below 128
+//! granules it is one exact length. Its members are a chain of which the first is the longest. That is
+//! what makes the search complete without a scan: one look at the first member says whether the class that
+//! contains the request has a run for it, and any member of a higher class will do.
+//!
+//! A chain is a pairing heap in disguise (Fredman, Sedgewick, Sleator, Tarjan, "The pairing heap", 1986):
+//! the first member is the root and the others are its children, who may have children of their own along
+//! `down`; heads mark the classes where any does. Filing a run costs O(1); taking any run out costs O(log
+//! runs of its class) amortised, and O(1) from a class of one length, or without such children unless it
+//! is the first of three. Links in a node: `a` the previous member (or, of a first child below the chain,
+//! the parent), `b` the next, `down` the first child; a root has no `down`, since its children are the
+//! chain.
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::mem;
 
-use super::nodes::Nodes;
-use crate::heap;
-use crate::heap::Links;
+use super::nodes::{NONE, Node, NodeSlice, Nodes, Parts, Tag};
 use crate::slots::NIL;
 
+/// Binary logarithm of the classes in one power of two.
+const CLASS_BITS: u32 = 6;
 /// Lengths from here on share a class with others.
-const EXACT_BELOW: usize = 64;
-/// Class of `u64::MAX` granules is 1919.
-const CLASSES_MAX: usize = 1920;
-const WORDS: usize = CLASSES_MAX / 64;
-/// Members of a class among which the lowest address is taken.
-const EXAMINED_MAX: u32 = 8;
+const EXACT_BELOW: u64 = 2 << CLASS_BITS;
+/// Class of `u64::MAX` granules is 3775, in word 58.
+const WORDS: usize = 64;
+
+/// In a head: members of the class have children along `down`.
+const DEEP: u32 = 1 << 31;
 
 #[derive(Debug)]
 pub(crate) struct Bins {
-    /// First member (list) or root (heap) of each class, up to the class of the capacity.
+    /// First member of each class, up to the class of the capacity.
     heads: Vec<u32>,
     /// Bit `c % 64` of word `c / 64`: class `c` has members.
     words: [u64; WORDS],
-    /// Bit `w`: word `w` is not zero.
-    summary: u32,
+    /// Bit `w`: word `w` may be other than zero. A bit is cleared when a search finds it wrong.
+    summary: u64,
 }
 
-#[inline]
+#[inline(always)]
 const fn class_of(len: u64) -> usize {
-    if len < 32 {
-        return len as usize;
-    }
-    let log2 = 63 - len.leading_zeros();
-    let mantissa = (len >> (log2 - 5)) & 31;
-    ((log2 - 4) as usize) * 32 + mantissa as usize
+    let shift = (u64::BITS - 1 - CLASS_BITS) - (len | (EXACT_BELOW - 1)).leading_zeros();
+    ((shift as usize) << CLASS_BITS) + (len >> shift) as usize
 }
 
 impl Bins {
     pub(crate) fn new(capacity: u64) -> Self {
         Self {
-            heads: vec![NIL; class_of(capacity) + 1],
+            heads: vec![NONE; class_of(capacity) + 1],
             words: [0; WORDS],
             summary: 0,
         }
     }
 
+    /// Files a run that is in no chain.
     pub(crate) fn insert(&mut self, nodes: &mut Nodes, slot: u32) {
-        let class = class_of(nodes[slot].len);
-        let head = self.heads[class];
-        if class < EXACT_BELOW {
-            nodes[slot].links = Links {
-                child: NIL,
-                next: head,
-                prev: NIL,
-            };
-            if head != NIL {
-                nodes[head].links.prev = slot;
-            }
-            self.heads[class] = slot;
-        } else {
-            self.heads[class] = heap::push(nodes, head, slot);
-        }
-        if head == NIL {
-            self.words[class / 64] |= 1 << (class % 64);
-            self.summary |= 1 << (class / 64);
-        }
+        let mut nodes = nodes.parts().nodes;
+        let len = nodes[slot].len;
+        self.slices().insert(&mut nodes, slot, len);
     }
 
+    /// Takes a run out of its chain.
     pub(crate) fn remove(&mut self, nodes: &mut Nodes, slot: u32) {
-        self.remove_from(nodes, slot, class_of(nodes[slot].len));
+        let Parts {
+            mut nodes, down, ..
+        } = nodes.parts();
+        let class = class_of(nodes[slot].len);
+        self.slices().remove(&mut nodes, down, slot, class);
     }
 
-    /// Files `slot` anew after its length changed from `was`.
-    pub(crate) fn resized(&mut self, nodes: &mut Nodes, slot: u32, was: u64) {
-        let node = &nodes[slot];
-        let class = class_of(was);
-        // A leaf may shrink and the root may grow where they stand.
-        let stays = if node.len <= was {
-            node.links.child == NIL
+    /// Makes `need` granules the caller's, cut from the low end of a free run. Returns their slot and first
+    /// granule; [`NONE`] if no free run is long enough or one more run cannot be numbered.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, nodes: &mut Nodes, need: u64) -> (u32, u64) {
+        let parts = nodes.parts_with_spare();
+        let mut bins = self.slices();
+        let own = class_of(need);
+        let mut class = bins.next_class(own);
+        let mut head = bins.head(class);
+        let mut slot = head;
+        if class != own || (need >= EXACT_BELOW && parts.nodes[head].len < need) {
+            if class == own {
+                class = bins.next_class(own + 1);
+                head = bins.head(class);
+            }
+            if head == NONE {
+                return (NONE, 0);
+            }
+            // Rather the second than the first, which would have to be replaced by the longest of the others.
+            let second = parts.nodes[head].b;
+            slot = if (class >= EXACT_BELOW as usize) & (second != NONE) {
+                second
+            } else {
+                head
+            };
+        }
+        bins.cut(parts, slot, need)
+    }
+
+    /// Makes the low `need` granules of the free run at `slot` the caller's.
+    pub(crate) fn cut(&mut self, nodes: &mut Nodes, slot: u32, need: u64) -> (u32, u64) {
+        let parts = nodes.parts_with_spare();
+        self.slices().cut(parts, slot, need)
+    }
+
+    /// Makes the live run at `slot` free and merges it with its free neighbours. Returns the slot of the
+    /// result: that of the free run below, else of the free run above, else its own.
+    #[inline(always)]
+    pub(crate) fn give(&mut self, nodes: &mut Nodes, slot: u32) -> u32 {
+        let Parts {
+            mut nodes,
+            down,
+            mut free,
+            mut spares,
+        } = nodes.parts();
+        let mut bins = self.slices();
+        let Node {
+            start,
+            mut len,
+            prev,
+            mut next,
+            ..
+        } = nodes[slot];
+        let is_above = free.get(next);
+        let kept;
+        if free.get(prev) {
+            kept = prev;
+            if is_above {
+                let Node {
+                    len: len_above,
+                    next: beyond,
+                    ..
+                } = nodes[next];
+                bins.remove(&mut nodes, down, next, class_of(len_above));
+                free.clear(next);
+                spares.push(&mut nodes, next);
+                len += len_above;
+                next = beyond;
+            }
+            nodes[prev].next = next;
+            nodes[next].prev = prev;
+        } else if is_above {
+            kept = next;
+            nodes[prev].next = next;
+            let above = &mut nodes[next];
+            above.prev = prev;
+            above.start = start;
         } else {
-            node.links.prev == NIL
-        };
-        if class == class_of(node.len) && stays {
-            return;
+            free.set(slot);
+            bins.insert(&mut nodes, slot, len);
+            return slot;
         }
-        self.remove_from(nodes, slot, class);
-        self.insert(nodes, slot);
+        spares.push(&mut nodes, slot);
+        let len = nodes[kept].len + len;
+        bins.resize(&mut nodes, down, kept, len);
+        kept
     }
 
-    /// The run to cut `need` granules from. `None` only if no free run is long enough.
-    pub(crate) fn find(&self, nodes: &Nodes, need: u64) -> Option<u32> {
-        let class = class_of(need);
-        let head = *self.heads.get(class)?;
-        if head != NIL && nodes[head].len >= need {
-            return Some(lowest(nodes, class, head, need));
+    #[inline(always)]
+    fn slices(&mut self) -> Slices<'_> {
+        Slices {
+            heads: &mut self.heads,
+            words: &mut self.words,
+            summary: &mut self.summary,
         }
-        let class = self.next_class(class + 1)?;
-        Some(lowest(nodes, class, self.heads[class], need))
     }
 
     /// Length of the longest free run, zero if there is none.
     pub(crate) fn largest(&self, nodes: &Nodes) -> u64 {
-        let Some(word) = self.summary.checked_ilog2() else {
-            return 0;
-        };
-        let class = word as usize * 64 + self.words[word as usize].ilog2() as usize;
-        // The head of a list and the root of a heap are both as long as their class gets.
-        nodes[self.heads[class]].len
-    }
-
-    fn remove_from(&mut self, nodes: &mut Nodes, slot: u32, class: usize) {
-        let head = self.heads[class];
-        if class < EXACT_BELOW {
-            let Links { next, prev, .. } = nodes[slot].links;
-            match prev {
-                NIL => self.heads[class] = next,
-                prev => nodes[prev].links.next = next,
+        let mut words = self.summary;
+        while let Some(word) = words.checked_ilog2() {
+            if let Some(bit) = self.words[word as usize].checked_ilog2() {
+                let class = word as usize * 64 + bit as usize;
+                return nodes[self.heads[class] & !DEEP].len;
             }
-            if next != NIL {
-                nodes[next].links.prev = prev;
-            }
-        } else {
-            self.heads[class] = heap::remove(nodes, head, slot);
+            words ^= 1 << word;
         }
-        if self.heads[class] == NIL {
-            let word = &mut self.words[class / 64];
-            *word &= !(1 << (class % 64));
-            if *word == 0 {
-                self.summary &= !(1 << (class / 64));
-            }
-        }
-    }
-
-    /// The first class from `from` on that has members.
-    #[inline]
-    fn next_class(&self, from: usize) -> Option<usize> {
-        let word = from / 64;
-        if word >= WORDS {
-            return None;
-        }
-        let here = self.words[word] & (u64::MAX << (from % 64));
-        if here != 0 {
-            return Some(word * 64 + here.trailing_zeros() as usize);
-        }
-        let above = u64::from(self.summary) & (u64::MAX << (word + 1));
-        if above == 0 {
-            return None;
-        }
-        let word = above.trailing_zeros() as usize;
-        Some(word * 64 + self.words[word].trailing_zeros() as usize)
+        0
     }
 }
 
-/// The lowest address among the first members of a class that are long enough; `head` is.
-#[inline]
-fn lowest(nodes: &Nodes, class: usize, head: u32, need: u64) -> u32 {
-    let mut best = head;
-    let links = nodes[head].links;
-    let mut member = if class < EXACT_BELOW {
-        links.next
-    } else {
-        links.child
-    };
-    let mut examined = 1;
-    while member != NIL && examined < EXAMINED_MAX {
-        let node = &nodes[member];
-        if node.len >= need && node.start < nodes[best].start {
-            best = member;
+/// The parts of the bins: what the compiler need not read again after every write.
+struct Slices<'a> {
+    heads: &'a mut [u32],
+    words: &'a mut [u64; WORDS],
+    summary: &'a mut u64,
+}
+
+impl Slices<'_> {
+    #[inline(always)]
+    fn insert(&mut self, nodes: &mut NodeSlice<'_>, slot: u32, len: u64) {
+        let class = class_of(len);
+        let entry = &mut self.heads[class];
+        if *entry == NONE {
+            *entry = slot;
+            let node = &mut nodes[slot];
+            node.a = NONE;
+            node.b = NONE;
+            let word = (class / 64) % WORDS;
+            self.words[word] |= 1 << (class % 64);
+            *self.summary |= 1 << word;
+            return;
         }
-        member = node.links.next;
-        examined += 1;
+        let head = *entry & !DEEP;
+        let Node {
+            len: longest,
+            b: second,
+            ..
+        } = nodes[head];
+        // First if it is the longest, else second.
+        let is_first = len >= longest;
+        let prev = if is_first { NONE } else { head };
+        let next = if is_first { head } else { second };
+        *entry ^= if is_first { head ^ slot } else { 0 };
+        let node = &mut nodes[slot];
+        node.a = prev;
+        node.b = next;
+        nodes[next].a = slot;
+        nodes[prev].b = slot;
     }
-    best
+
+    #[inline(always)]
+    fn remove(&mut self, nodes: &mut NodeSlice<'_>, down: &mut Vec<u32>, slot: u32, class: usize) {
+        let Node {
+            a: prev, b: next, ..
+        } = nodes[slot];
+        let entry = &mut self.heads[class];
+        if prev | next == NONE {
+            *entry = NONE;
+            self.words[(class / 64) % WORDS] &= !(1 << (class % 64));
+            return;
+        }
+        let is_first = prev == NONE;
+        let has_third = (next != NONE) & (nodes[next].b != NONE);
+        if (*entry >= DEEP) | (is_first & has_third & (class >= EXACT_BELOW as usize)) {
+            return remove_from_heap(entry, NodeSlice(nodes.0), down, slot);
+        }
+        *entry = if is_first { next } else { *entry };
+        nodes[next].a = prev;
+        nodes[prev].b = next;
+    }
+
+    /// Files a free run anew whose length changes.
+    #[inline(always)]
+    fn resize(&mut self, nodes: &mut NodeSlice<'_>, down: &mut Vec<u32>, slot: u32, len: u64) {
+        let node = &mut nodes[slot];
+        let class = class_of(node.len);
+        node.len = len;
+        if class != class_of(len) || node.a | node.b != NONE {
+            self.remove(nodes, down, slot, class);
+            self.insert(nodes, slot, len);
+        }
+    }
+
+    #[inline(always)]
+    fn cut(&mut self, parts: Parts<'_>, slot: u32, need: u64) -> (u32, u64) {
+        let Parts {
+            mut nodes,
+            down,
+            mut free,
+            mut spares,
+        } = parts;
+        let Node {
+            start, len, prev, ..
+        } = nodes[slot];
+        if len == need {
+            self.remove(&mut nodes, down, slot, class_of(len));
+            free.clear(slot);
+            let node = &mut nodes[slot];
+            node.a = NIL;
+            node.b = Tag::Caller.code();
+            return (slot, start);
+        }
+        let taken = spares.pop(&nodes);
+        if taken != NONE {
+            nodes[taken] = Node {
+                start,
+                len: need,
+                prev,
+                next: slot,
+                a: NIL,
+                b: Tag::Caller.code(),
+            };
+            nodes[prev].next = taken;
+            let rest = &mut nodes[slot];
+            rest.start = start + need;
+            rest.prev = taken;
+            self.resize(&mut nodes, down, slot, len - need);
+        }
+        (taken, start)
+    }
+
+    /// The first class from `from` on that has members, or one that does not exist.
+    #[inline(always)]
+    fn next_class(&mut self, from: usize) -> usize {
+        let word = (from / 64) % WORDS;
+        let here = self.words[word] & (u64::MAX << (from % 64));
+        if here != 0 {
+            return word * 64 + here.trailing_zeros() as usize;
+        }
+        loop {
+            let above = *self.summary & (u64::MAX << word) & !(1 << word);
+            if above == 0 {
+                return usize::MAX;
+            }
+            let word = above.trailing_zeros() as usize;
+            let bits = self.words[word % WORDS];
+            if bits != 0 {
+                return word * 64 + bits.trailing_zeros() as usize;
+            }
+            *self.summary ^= 1 << word;
+        }
+    }
+
+    #[inline(always)]
+    fn head(&self, class: usize) -> u32 {
+        self.heads.get(class).copied().unwrap_or(NONE) & !DEEP
+    }
+}
+
+/// Takes a run out of the chain with this head: not the only one, of a chain some of whose members have
+/// children, or the first of three or more.
+#[cold]
+#[inline(never)]
+#[allow(
+    clippy::ptr_arg,
+    reason = "a slice would be read from the vector where it is made, on the way to what is not cold"
+)]
+fn remove_from_heap(head: &mut u32, mut nodes: NodeSlice<'_>, down: &mut Vec<u32>, slot: u32) {
+    let nodes = &mut nodes;
+    let Node {
+        a: prev, b: next, ..
+    } = nodes[slot];
+    let root = *head & !DEEP;
+    if slot == root {
+        let root = merge_siblings(nodes, down, next);
+        let first = mem::replace(&mut down[root as usize], NONE);
+        nodes[root].a = NONE;
+        nodes[root].b = first;
+        *head = root | DEEP;
+        return;
+    }
+    if down[prev as usize] == slot {
+        down[prev as usize] = next;
+    } else {
+        nodes[prev].b = next;
+    }
+    nodes[next].a = prev;
+    let orphans = mem::replace(&mut down[slot as usize], NONE);
+    if orphans != NONE {
+        let child = merge_siblings(nodes, down, orphans);
+        let second = nodes[root].b;
+        nodes[child].a = root;
+        nodes[child].b = second;
+        nodes[second].a = child;
+        nodes[root].b = child;
+    }
+}
+
+/// Makes one heap of a chain of siblings, which is not empty, and returns its root with children along
+/// `down`: pairs from the first to the last, then folds from the last to the first.
+fn merge_siblings(nodes: &mut NodeSlice<'_>, down: &mut [u32], first: u32) -> u32 {
+    let mut pairs = NONE;
+    let mut rest = first;
+    while rest != NONE {
+        let one = rest;
+        let other = nodes[one].b;
+        rest = NONE;
+        let mut pair = one;
+        if other != NONE {
+            rest = nodes[other].b;
+            pair = meld(nodes, down, one, other);
+        }
+        nodes[pair].b = pairs;
+        pairs = pair;
+    }
+    let mut root = pairs;
+    pairs = nodes[root].b;
+    while pairs != NONE {
+        let pair = pairs;
+        pairs = nodes[pair].b;
+        root = meld(nodes, down, root, pair);
+    }
+    root
+}
+
+/// Makes the shorter of two roots the first child of the other.
+fn meld(nodes: &mut NodeSlice<'_>, down: &mut [u32], one: u32, other: u32) -> u32 {
+    let (top, below) = if nodes[one].len >= nodes[other].len {
+        (one, other)
+    } else {
+        (other, one)
+    };
+    let first = down[top as usize];
+    nodes[below].a = top;
+    nodes[below].b = first;
+    nodes[first].a = below;
+    down[top as usize] = below;
+    top
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{CLASSES_MAX, EXACT_BELOW, class_of};
+    use super::{Bins, EXACT_BELOW, WORDS, class_of};
+    use crate::free_list::nodes::Nodes;
+    use alloc::vec::Vec;
 
     #[test]
-    fn classes_are_ordered_and_at_most_a_32nd_wide() {
+    fn classes_are_ordered_and_at_most_a_64th_wide() {
         let mut last = class_of(1);
         let mut first_of_class = 1u64;
         for len in 2..100_000u64 {
             let class = class_of(len);
             assert!(class == last || class == last + 1, "length {len}");
             if class == last {
-                assert!((len - first_of_class) * 32 < first_of_class, "length {len}");
+                assert!((len - first_of_class) * 64 < first_of_class, "length {len}");
             } else {
                 first_of_class = len;
             }
             last = class;
         }
-        assert_eq!(class_of(u64::MAX), CLASSES_MAX - 1);
+        assert!(class_of(u64::MAX) < WORDS * 64);
     }
 
     #[test]
     fn short_lengths_have_a_class_of_their_own() {
-        for len in 1..EXACT_BELOW as u64 {
+        for len in 1..EXACT_BELOW {
             assert_eq!(class_of(len), len as usize);
         }
-        assert_eq!(class_of(64), class_of(65));
+        assert_eq!(class_of(EXACT_BELOW), class_of(EXACT_BELOW + 1));
+    }
+
+    /// Runs that all share one class or two: taking out the first, the last and those between, with and
+    /// without children, must leave the longest where it is found.
+    #[test]
+    fn the_longest_of_a_crowded_class_is_found_after_any_removals() {
+        let lens = |i: u64| 4096 + (i * 37) % 101;
+        let mut nodes = Nodes::new(1 << 20, 0);
+        let mut bins = Bins::new(1 << 20);
+        let mut filed: Vec<(u32, u64)> = Vec::new();
+        let mut random = 1u64;
+        for i in 0..6000 {
+            random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(99);
+            let fills = (i / 150) % 2 == 0;
+            if filed.is_empty() || (random >> 33) % 4 < if fills { 3 } else { 1 } {
+                let slot = nodes.insert_after(Nodes::FIRST, 0, lens(i));
+                bins.insert(&mut nodes, slot);
+                filed.push((slot, lens(i)));
+            } else {
+                let pick = match (random >> 40) % 3 {
+                    // The longest is the root.
+                    0 => (0..filed.len()).max_by_key(|k| filed[*k].1),
+                    1 => Some(filed.len() - 1),
+                    _ => Some((random >> 45) as usize % filed.len()),
+                };
+                let (slot, _) = filed.swap_remove(pick.expect("not empty"));
+                bins.remove(&mut nodes, slot);
+                nodes.unlink(slot);
+            }
+            let longest = filed.iter().map(|(_, len)| *len).max();
+            assert_eq!(bins.largest(&nodes), longest.unwrap_or(0));
+        }
     }
 }

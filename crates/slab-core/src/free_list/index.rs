@@ -1,4 +1,8 @@
 //! The index of free runs that a placement searches.
+//!
+//! `insert` and `remove` are for runs whose place in the map does not change; `cut` and `give` change map
+//! and index together, because what is cheap differs: one index files runs by length, the other by
+//! address.
 
 use super::bins::Bins;
 use super::nodes::Nodes;
@@ -32,35 +36,50 @@ impl Index {
         }
     }
 
-    #[inline]
-    pub(super) fn find(&self, nodes: &Nodes, need: u64) -> Option<u32> {
+    /// Makes `need` granules the caller's, cut from the low end of the free run that the placement chooses.
+    /// Returns their slot and first granule; the slot is [`NONE`](super::nodes::NONE) if no free run is
+    /// long enough or one more run cannot be numbered.
+    #[inline(always)]
+    pub(super) fn take(&mut self, nodes: &mut Nodes, need: u64) -> (u32, u64) {
         match self {
-            Self::BestFit(bins) => bins.find(nodes, need),
-            Self::FirstFit(treap) => treap.find(nodes, need),
+            Self::BestFit(bins) => bins.take(nodes, need),
+            Self::FirstFit(treap) => treap.take(nodes, need),
         }
     }
 
-    #[inline]
+    /// [`take`](Self::take) from the free run at `slot`, which is long enough.
+    pub(super) fn cut(&mut self, nodes: &mut Nodes, slot: u32, need: u64) -> (u32, u64) {
+        match self {
+            Self::BestFit(bins) => bins.cut(nodes, slot, need),
+            Self::FirstFit(treap) => treap.cut(nodes, slot, need),
+        }
+    }
+
+    /// Makes the live run at `slot` free, merges it with its free neighbours and returns the slot of the
+    /// result: that of the free run below, else of the free run above, else its own.
+    #[inline(always)]
+    pub(super) fn give(&mut self, nodes: &mut Nodes, slot: u32) -> u32 {
+        match self {
+            Self::BestFit(bins) => bins.give(nodes, slot),
+            Self::FirstFit(treap) => treap.give(nodes, slot),
+        }
+    }
+
+    /// Files the run at `slot`, which becomes free.
     pub(super) fn insert(&mut self, nodes: &mut Nodes, slot: u32) {
+        nodes.set_free(slot);
         match self {
             Self::BestFit(bins) => bins.insert(nodes, slot),
             Self::FirstFit(treap) => treap.insert(nodes, slot),
         }
     }
 
-    #[inline]
+    /// Takes out the run at `slot`, which stops being free.
     pub(super) fn remove(&mut self, nodes: &mut Nodes, slot: u32) {
+        nodes.clear_free(slot);
         match self {
             Self::BestFit(bins) => bins.remove(nodes, slot),
             Self::FirstFit(treap) => treap.remove(nodes, slot),
-        }
-    }
-
-    #[inline]
-    pub(super) fn resized(&mut self, nodes: &mut Nodes, slot: u32, was: u64) {
-        match self {
-            Self::BestFit(bins) => bins.resized(nodes, slot, was),
-            Self::FirstFit(treap) => treap.resized(nodes, slot),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The map by slot, lengths in granules: what [`FreeList`] and the pool are built on.
 
 use super::FreeList;
-use super::nodes::{Node, RUNS_MAX, Tag};
+use super::nodes::{NONE, Node, RUNS_MAX, Run, Tag};
 use crate::error::Error;
 use crate::region::{Allocation, Region};
 use crate::slots::NIL;
@@ -20,8 +20,12 @@ impl FreeList {
     }
 
     /// Bytes in runs with this tag.
-    pub(crate) const fn bytes(&self, tag: Tag) -> u64 {
-        self.granules[tag as usize] << self.shift
+    pub(crate) fn bytes(&self, tag: Tag) -> u64 {
+        let granules = match tag {
+            Tag::Caller => self.total() - self.granules.iter().sum::<u64>(),
+            tag => self.granules[tag as usize],
+        };
+        granules << self.shift
     }
 
     pub(crate) fn largest(&self) -> u64 {
@@ -33,12 +37,12 @@ impl FreeList {
         self.nodes.room() >= more
     }
 
-    pub(crate) fn node(&self, slot: u32) -> &Node {
-        &self.nodes[slot]
+    pub(crate) fn node(&self, slot: u32) -> Run {
+        self.nodes.run(slot)
     }
 
     /// The run at the lowest address.
-    pub(crate) const fn first_slot(&self) -> u32 {
+    pub(crate) fn first_slot(&self) -> u32 {
         self.nodes.first()
     }
 
@@ -48,7 +52,7 @@ impl FreeList {
         core::iter::from_fn(move || {
             let slot = at;
             (slot != NIL).then(|| {
-                at = self.nodes[slot].next;
+                at = self.nodes.run(slot).next;
                 slot
             })
         })
@@ -68,70 +72,68 @@ impl FreeList {
     /// The token for `len` bytes of the caller's run at `slot`.
     #[inline]
     pub(crate) fn token(&self, slot: u32, len: u64) -> Allocation {
-        Allocation {
-            pool: self.id,
-            slot,
-            region: self.region(slot),
-            len,
-        }
+        let offset = self.nodes[slot].start << self.shift;
+        Allocation::new(self.id, slot, offset, len, self.shift)
     }
 
-    /// Whether `allocation` names a run that one of this list's tokens owns.
+    /// Whether `allocation` owns a run of this list.
+    #[inline]
+    pub(super) fn knows(&self, allocation: &Allocation) -> bool {
+        // A token of this list always passes; one of a list that was given the same id may not.
+        allocation.pool() == self.id
+            && self.nodes.get(allocation.slot()).is_some_and(|node| {
+                node.b == Tag::Caller.code()
+                    && node.start << self.shift == allocation.offset()
+                    && node.len >= self.granules_of(allocation.len())
+            })
+    }
+
+    /// Whether `allocation` is one of this list: empty, or the owner of a run.
     #[inline]
     pub(crate) fn check(&self, allocation: &Allocation) -> Result<(), Error> {
-        if allocation.pool != self.id {
+        if self.knows(allocation) {
+            return Ok(());
+        }
+        if allocation.pool() != self.id {
             return Err(Error::ForeignToken {
-                token: allocation.pool,
+                token: allocation.pool(),
                 pool: self.id,
             });
         }
         if allocation.is_empty() {
             return Ok(());
         }
-        // A token of this list always passes; one of a list that was given the same id may not.
-        let known = self.nodes.get(allocation.slot).is_some_and(|node| {
-            node.tag == Tag::Caller
-                && node.start << self.shift == allocation.region.offset()
-                && node.len << self.shift == allocation.region.len()
-        });
-        if known {
-            Ok(())
-        } else {
-            Err(Error::UnknownToken { pool: self.id })
-        }
+        Err(Error::UnknownToken { pool: self.id })
     }
 
     /// Makes a run of `need` granules the caller's, or returns `None` if no free run is long enough.
-    #[inline]
     pub(crate) fn take(&mut self, need: u64) -> Result<Option<u32>, Error> {
-        match self.index.find(&self.nodes, need) {
-            Some(slot) => self.take_from(slot, need).map(Some),
-            None => Ok(None),
+        match self.take_or_none(need).0 {
+            NONE if self.largest() >= need => Err(Error::TooManyRuns { runs_max: RUNS_MAX }),
+            NONE => Ok(None),
+            slot => Ok(Some(slot)),
         }
     }
 
     /// Makes the low `need` granules of the free run at `slot` the caller's.
-    #[inline]
     pub(crate) fn take_from(&mut self, slot: u32, need: u64) -> Result<u32, Error> {
-        let Node { start, len, .. } = self.nodes[slot];
-        let taken = if len == need {
-            self.index.remove(&mut self.nodes, slot);
-            self.nodes[slot].tag = Tag::Caller;
-            slot
-        } else {
-            if !self.has_room(1) {
-                return Err(Error::TooManyRuns { runs_max: RUNS_MAX });
-            }
-            let taken = self.nodes.insert_before(slot, start, need, Tag::Caller);
-            let rest = &mut self.nodes[slot];
-            rest.start += need;
-            rest.len -= need;
-            self.index.resized(&mut self.nodes, slot, len);
-            taken
-        };
+        let (taken, _) = self.index.cut(&mut self.nodes, slot, need);
+        if taken == NONE {
+            return Err(Error::TooManyRuns { runs_max: RUNS_MAX });
+        }
         self.granules[Tag::Free as usize] -= need;
-        self.granules[Tag::Caller as usize] += need;
         Ok(taken)
+    }
+
+    /// Makes a run of `need` granules the caller's and returns its slot and first granule, with [`NONE`] as
+    /// slot if none is long enough or one more cannot be numbered: what fits into two registers.
+    #[inline(never)]
+    pub(super) fn take_or_none(&mut self, need: u64) -> (u32, u64) {
+        let taken = self.index.take(&mut self.nodes, need);
+        if taken.0 != NONE {
+            self.granules[Tag::Free as usize] -= need;
+        }
+        taken
     }
 
     /// Cuts `[from, to)` out of the free run at `slot` that contains it and makes it the caller's. The
@@ -141,82 +143,60 @@ impl FreeList {
         let end = start + len;
         self.index.remove(&mut self.nodes, slot);
         if start < from {
-            let low = self
-                .nodes
-                .insert_before(slot, start, from - start, Tag::Free);
+            let low = self.nodes.insert_before(slot, start, from - start);
             self.index.insert(&mut self.nodes, low);
         }
         if to < end {
-            let high = self.nodes.insert_after(slot, to, end - to, Tag::Free);
+            let high = self.nodes.insert_after(slot, to, end - to);
             self.index.insert(&mut self.nodes, high);
         }
         let node = &mut self.nodes[slot];
         node.start = from;
         node.len = to - from;
-        node.tag = Tag::Caller;
+        self.nodes.own(slot, Tag::Caller, NIL);
         self.granules[Tag::Free as usize] -= to - from;
-        self.granules[Tag::Caller as usize] += to - from;
         slot
     }
 
-    /// Gives the live run at `slot` back and returns the slot of the free run it became part of.
-    #[inline]
+    /// Gives the live run at `slot` back and returns the slot of the free run it became part of: of two
+    /// free runs that merge, the lower keeps its slot.
     pub(crate) fn give(&mut self, slot: u32) -> u32 {
-        let Node {
-            start,
-            len,
-            prev,
-            next,
-            tag,
-            ..
-        } = self.nodes[slot];
-        self.granules[tag as usize] -= len;
-        self.granules[Tag::Free as usize] += len;
-        let below = prev != NIL && self.nodes[prev].tag == Tag::Free;
-        let above = next != NIL && self.nodes[next].tag == Tag::Free;
-        if below {
-            let was = self.nodes[prev].len;
-            let mut grown = was + len;
-            if above {
-                grown += self.nodes[next].len;
-                self.index.remove(&mut self.nodes, next);
-                self.nodes.unlink(next);
-            }
-            self.nodes.unlink(slot);
-            self.nodes[prev].len = grown;
-            self.index.resized(&mut self.nodes, prev, was);
-            return prev;
-        }
-        if above {
-            let node = &mut self.nodes[next];
-            let was = node.len;
-            node.start = start;
-            node.len += len;
-            self.nodes.unlink(slot);
-            self.index.resized(&mut self.nodes, next, was);
-            return next;
-        }
-        self.nodes[slot].tag = Tag::Free;
-        self.index.insert(&mut self.nodes, slot);
-        slot
+        self.account(slot, Tag::Caller);
+        self.give_callers(slot)
+    }
+
+    /// [`give`](Self::give) for a run that is the caller's.
+    #[inline(never)]
+    pub(super) fn give_callers(&mut self, slot: u32) -> u32 {
+        self.granules[Tag::Free as usize] += self.nodes[slot].len;
+        self.index.give(&mut self.nodes, slot)
     }
 
     /// Hands the live run at `slot` to another owner.
-    #[inline]
     pub(crate) fn retag(&mut self, slot: u32, tag: Tag, owner: u32) {
-        let node = &mut self.nodes[slot];
-        self.granules[node.tag as usize] -= node.len;
-        self.granules[tag as usize] += node.len;
-        node.tag = tag;
-        node.owner = owner;
+        self.account(slot, tag);
+        self.nodes.own(slot, tag, owner);
+    }
+
+    /// Moves the granules of the live run at `slot` to another tag. Those of [`Tag::Caller`] are what is
+    /// left of all, so that the commonest calls count once.
+    #[inline]
+    fn account(&mut self, slot: u32, tag: Tag) {
+        let Run { len, tag: was, .. } = self.nodes.run(slot);
+        if was != Tag::Caller {
+            self.granules[was as usize] -= len;
+        }
+        if tag != Tag::Caller {
+            self.granules[tag as usize] += len;
+        }
     }
 
     /// Joins the live run at `slot` with the runs above it up to `end`. They all have the same tag.
     pub(crate) fn join(&mut self, slot: u32, end: u64) {
         loop {
-            let Node {
+            let Run {
                 start, len, next, ..
-            } = self.nodes[slot];
+            } = self.nodes.run(slot);
             if start + len >= end || next == NIL {
                 return;
             }
@@ -228,18 +208,18 @@ impl FreeList {
     /// Gives back what the live run at `slot` has above its low `keep` granules. If the map cannot
     /// number one more run, the run stays whole: its owner then has more than it asked for.
     pub(crate) fn trim(&mut self, slot: u32, keep: u64) {
-        let Node {
+        let Run {
             start,
             len,
             tag,
             owner,
             ..
-        } = self.nodes[slot];
+        } = self.nodes.run(slot);
         if len <= keep || !self.has_room(1) {
             return;
         }
-        let rest = self.nodes.insert_after(slot, start + keep, len - keep, tag);
-        self.nodes[rest].owner = owner;
+        let rest = self.nodes.insert_after(slot, start + keep, len - keep);
+        self.nodes.own(rest, tag, owner);
         self.nodes[slot].len = keep;
         self.give(rest);
     }

@@ -6,8 +6,7 @@
 
 use alloc::vec::Vec;
 
-use super::nodes::Nodes;
-use crate::heap::Links;
+use super::nodes::{NONE, Node, Nodes, Tag};
 use crate::slots::NIL;
 
 #[derive(Debug)]
@@ -33,36 +32,38 @@ enum Side {
 
 // The three links of a node, read as a binary tree.
 fn left(nodes: &Nodes, slot: u32) -> u32 {
-    nodes[slot].links.child
+    nodes[slot].a
 }
 fn right(nodes: &Nodes, slot: u32) -> u32 {
-    nodes[slot].links.next
+    nodes[slot].b
 }
 fn parent(nodes: &Nodes, slot: u32) -> u32 {
-    nodes[slot].links.prev
+    nodes.down(slot)
 }
 
 impl Treap {
     pub(crate) fn new(reserved: usize) -> Self {
         Self {
-            root: NIL,
+            root: NONE,
             extra: Vec::with_capacity(reserved),
             random: 0x9E37_79B9,
         }
     }
 
+    /// Files a run that is not in the tree.
     pub(crate) fn insert(&mut self, nodes: &mut Nodes, slot: u32) {
         let index = slot as usize;
         if self.extra.len() <= index {
             self.extra.resize(index + 1, Extra::default());
         }
         self.extra[index].priority = self.next_random();
-        nodes[slot].links = Links::NONE;
+        nodes[slot].a = NONE;
+        nodes[slot].b = NONE;
 
         let start = nodes[slot].start;
-        let (mut above, mut side) = (NIL, Side::Left);
+        let (mut above, mut side) = (NONE, Side::Left);
         let mut at = self.root;
-        while at != NIL {
+        while at != NONE {
             above = at;
             (side, at) = if start < nodes[at].start {
                 (Side::Left, left(nodes, at))
@@ -70,31 +71,33 @@ impl Treap {
                 (Side::Right, right(nodes, at))
             };
         }
+        nodes.set_down(slot, NONE);
         self.attach(nodes, above, side, slot);
         self.correct(nodes, slot);
-        while above != NIL && self.priority(above) < self.priority(slot) {
+        while above != NONE && self.priority(above) < self.priority(slot) {
             self.rotate_up(nodes, slot);
             above = parent(nodes, slot);
         }
         self.correct_upwards(nodes, slot);
     }
 
+    /// Takes a run out of the tree.
     pub(crate) fn remove(&mut self, nodes: &mut Nodes, slot: u32) {
-        let Links {
-            child: mut low,
-            next: mut high,
-            prev,
-        } = nodes[slot].links;
-        let mut above = prev;
-        let mut side = if above != NIL && left(nodes, above) == slot {
+        let Node {
+            a: mut low,
+            b: mut high,
+            ..
+        } = nodes[slot];
+        let mut above = parent(nodes, slot);
+        let mut side = if above != NONE && left(nodes, above) == slot {
             Side::Left
         } else {
             Side::Right
         };
         // Zips the two subtrees together below the gap that `slot` leaves.
         loop {
-            if low == NIL || high == NIL {
-                let rest = if low == NIL { high } else { low };
+            if low == NONE || high == NONE {
+                let rest = if low == NONE { high } else { low };
                 self.attach(nodes, above, side, rest);
                 break;
             }
@@ -113,19 +116,84 @@ impl Treap {
                 high = left(nodes, high);
             }
         }
-        nodes[slot].links = Links::NONE;
         self.correct_upwards(nodes, above);
     }
 
-    /// Corrects the maxima after the length of `slot` changed. Its place in the order did not.
-    pub(crate) fn resized(&mut self, nodes: &Nodes, slot: u32) {
-        self.correct_upwards(nodes, slot);
+    /// Makes the lowest `need` granules that are free in a row the caller's. Returns their slot and first
+    /// granule; [`NONE`] if no free run is long enough or one more run cannot be numbered.
+    pub(crate) fn take(&mut self, nodes: &mut Nodes, need: u64) -> (u32, u64) {
+        match self.find(nodes, need) {
+            NONE => (NONE, 0),
+            slot => self.cut(nodes, slot, need),
+        }
+    }
+
+    /// Makes the low `need` granules of the free run at `slot` the caller's.
+    pub(crate) fn cut(&mut self, nodes: &mut Nodes, slot: u32, need: u64) -> (u32, u64) {
+        let Node { start, len, .. } = nodes[slot];
+        let taken = if len == need {
+            self.remove(nodes, slot);
+            nodes.clear_free(slot);
+            slot
+        } else {
+            if nodes.room() == 0 {
+                return (NONE, 0);
+            }
+            let taken = nodes.insert_before(slot, start, need);
+            // What shrinks or grows keeps its place among the others; only the maxima change.
+            let rest = &mut nodes[slot];
+            rest.start += need;
+            rest.len -= need;
+            self.correct_upwards(nodes, slot);
+            taken
+        };
+        nodes.own(taken, Tag::Caller, NIL);
+        (taken, start)
+    }
+
+    /// Makes the live run at `slot` free and merges it with its free neighbours. Returns the slot of the
+    /// result: that of the free run below, else of the free run above, else its own.
+    pub(crate) fn give(&mut self, nodes: &mut Nodes, slot: u32) -> u32 {
+        let Node {
+            start,
+            len,
+            prev,
+            next,
+            ..
+        } = nodes[slot];
+        let is_above = nodes.is_free(next);
+        if nodes.is_free(prev) {
+            let mut grown = len;
+            if is_above {
+                grown += nodes[next].len;
+                self.remove(nodes, next);
+                nodes.clear_free(next);
+                nodes.unlink(next);
+            }
+            nodes.unlink(slot);
+            nodes[prev].len += grown;
+            self.correct_upwards(nodes, prev);
+            return prev;
+        }
+        if is_above {
+            let node = &mut nodes[next];
+            node.start = start;
+            node.len += len;
+            nodes.unlink(slot);
+            self.correct_upwards(nodes, next);
+            return next;
+        }
+        nodes.set_free(slot);
+        self.insert(nodes, slot);
+        slot
     }
 
     /// The lowest run of at least `need` granules.
-    pub(crate) fn find(&self, nodes: &Nodes, need: u64) -> Option<u32> {
+    ///
+    /// [`NONE`] if there is none.
+    fn find(&self, nodes: &Nodes, need: u64) -> u32 {
         if self.longest(self.root) < need {
-            return None;
+            return NONE;
         }
         let mut at = self.root;
         loop {
@@ -133,7 +201,7 @@ impl Treap {
             if self.longest(left(nodes, at)) >= need {
                 at = left(nodes, at);
             } else if nodes[at].len >= need {
-                return Some(at);
+                return at;
             } else {
                 at = right(nodes, at);
             }
@@ -146,7 +214,7 @@ impl Treap {
     }
 
     fn longest(&self, slot: u32) -> u64 {
-        if slot == NIL {
+        if slot == NONE {
             0
         } else {
             self.extra[slot as usize].longest
@@ -160,19 +228,19 @@ impl Treap {
     /// Makes `child`, which may be none, the child of `above`, or the root.
     fn attach(&mut self, nodes: &mut Nodes, above: u32, side: Side, child: u32) {
         match (above, side) {
-            (NIL, _) => self.root = child,
-            (above, Side::Left) => nodes[above].links.child = child,
-            (above, Side::Right) => nodes[above].links.next = child,
+            (NONE, _) => self.root = child,
+            (above, Side::Left) => nodes[above].a = child,
+            (above, Side::Right) => nodes[above].b = child,
         }
-        if child != NIL {
-            nodes[child].links.prev = above;
+        if child != NONE {
+            nodes.set_down(child, above);
         }
     }
 
     fn rotate_up(&mut self, nodes: &mut Nodes, slot: u32) {
         let above = parent(nodes, slot);
         let top = parent(nodes, above);
-        let top_side = if top != NIL && left(nodes, top) == above {
+        let top_side = if top != NONE && left(nodes, top) == above {
             Side::Left
         } else {
             Side::Right
@@ -200,7 +268,7 @@ impl Treap {
 
     fn correct_upwards(&mut self, nodes: &Nodes, slot: u32) {
         let mut at = slot;
-        while at != NIL {
+        while at != NONE {
             self.correct(nodes, at);
             at = parent(nodes, at);
         }

@@ -180,7 +180,7 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
         let mut first = NIL;
         let mut pending = 0;
         loop {
-            let node = *self.list.node(slot);
+            let node = self.list.node(slot);
             match node.tag {
                 Tag::Waiting => {
                     self.timelines.set_claim(node.owner, claim);
@@ -251,7 +251,7 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
             State::Pending { first, end, .. } => {
                 let mut slot = first;
                 loop {
-                    let node = *self.list.node(slot);
+                    let node = self.list.node(slot);
                     match node.tag {
                         Tag::Claimed => slot = self.list.give(slot),
                         Tag::Waiting => self.timelines.set_claim(node.owner, NIL),

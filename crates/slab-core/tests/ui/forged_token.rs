@@ -1,11 +1,11 @@
-use slab_core::{Allocation, PoolId, Region};
+use slab_core::{Allocation, PoolId};
 
 fn forge() -> Allocation {
     Allocation {
         pool: PoolId::new(),
-        slot: 0,
-        region: Region::new(0, 256).unwrap(),
+        offset: 0,
         len: 256,
+        place: 0,
     }
 }
 
