@@ -183,6 +183,15 @@ pub(crate) fn assert_serves(target: &TcpEngine, slab: &HostSlab) {
     );
 }
 
+/// A listener that gives up if nobody connects, so that a test of an engine that does not fails.
+pub(crate) fn listener() -> TcpListener {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // The kernel applies it to `accept` as well.
+    let socket = socket2::SockRef::from(&listener);
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    listener
+}
+
 /// A peer made of plain listeners, which does whatever a test wants.
 pub(crate) struct FakePeer {
     pub(crate) control: TcpListener,
@@ -192,8 +201,8 @@ pub(crate) struct FakePeer {
 impl FakePeer {
     pub(crate) fn new() -> Self {
         Self {
-            control: TcpListener::bind("127.0.0.1:0").unwrap(),
-            data: TcpListener::bind("127.0.0.1:0").unwrap(),
+            control: listener(),
+            data: listener(),
         }
     }
 
@@ -230,7 +239,7 @@ impl FakePeer {
 
     /// Takes one control request, answers with `reply`, and returns the request's payload.
     pub(crate) fn answer_control(&self, reply: &[u8]) -> Vec<u8> {
-        let (mut stream, _) = self.control.accept().unwrap();
+        let (mut stream, _) = self.control.accept().expect("nobody asked in time");
         limit(&stream);
         let mut len = [0; 8];
         stream.read_exact(&mut len).unwrap();
@@ -241,7 +250,7 @@ impl FakePeer {
     }
 
     pub(crate) fn accept_data(&self) -> TcpStream {
-        let (stream, _) = self.data.accept().unwrap();
+        let (stream, _) = self.data.accept().expect("nobody connected in time");
         limit(&stream);
         stream
     }
