@@ -125,8 +125,23 @@ impl Descriptor {
     ///
     /// # Errors
     /// [`DescriptorError`]; unknown members are ignored.
+    ///
+    /// # Complexity
+    /// O(length of the text), in time and in memory, whatever the text says. Text that is not UTF-8
+    /// is copied, and may become three times as long.
     pub fn decode(bytes: &[u8]) -> Result<Self, DescriptorError> {
-        let raw = match json::decode::<Document<RawDescriptor>>(bytes)? {
+        Self::decode_keeping::<true>(bytes)
+    }
+
+    /// Decodes a descriptor for who wants to know where the segment is: as [`decode`](Self::decode),
+    /// but `buffers` is checked and left empty. Holds no more than a few scalars of the text.
+    #[cfg(feature = "tcp")]
+    pub(crate) fn decode_without_buffers(bytes: &[u8]) -> Result<Self, DescriptorError> {
+        Self::decode_keeping::<false>(bytes)
+    }
+
+    fn decode_keeping<const KEEP: bool>(bytes: &[u8]) -> Result<Self, DescriptorError> {
+        let raw = match json::decode::<Document<RawDescriptor<KEEP>>>(bytes)? {
             Document::Object(raw) => raw,
             Document::Null => return Err(DescriptorError::Null),
             Document::Other => return Err(JsonError::NotAnObject.into()),
@@ -163,19 +178,12 @@ impl Descriptor {
             Scalar::Text(host) if !host.is_empty() => Some(host),
             _ => None,
         };
-        let mut buffers = Vec::with_capacity(raw.buffers.0.len());
-        for (index, buffer) in raw.buffers.0.into_iter().enumerate() {
-            if several && buffer.protocol != Some(true) {
-                continue;
-            }
-            if buffer.range.address == 0 || buffer.range.len == 0 || !buffer.named {
-                return Err(match buffer.wrong_type {
-                    Some(member) => JsonError::WrongType { member }.into(),
-                    None => DescriptorError::Buffer { index },
-                });
-            }
-            buffers.push(buffer.range);
-        }
+        let ranges = if several {
+            raw.buffers.marked
+        } else {
+            raw.buffers.all
+        };
+        let buffers = ranges.0?;
         Ok(Self {
             name: raw.name.into_text("name").unwrap_or_default(),
             data_host,
@@ -321,6 +329,28 @@ mod tests {
             );
         }
         assert!(with(r#","anything":[{"else":1}],"rdma_server_name":7"#).is_ok());
+    }
+
+    // row: W5.4
+    #[test]
+    fn without_buffers_the_same_descriptors_are_refused_and_the_rest_is_the_same() {
+        for members in [
+            "",
+            r#","name":"n","buffers":[{"name":"n","addr":1,"length":1}]"#,
+            r#","buffers":[{"name":"n","addr":1,"length":1},{"name":"n","addr":1}]"#,
+            r#","buffers":[0]"#,
+            r#","protocol":["tcp"],"buffers":[0,{"name":"n","addr":1,"length":1}]"#,
+            r#","protocol":["tcp"],"buffers":[{"protocol":"tcp","addr":"1"}]"#,
+            r#","tcp_data_port":0"#,
+        ] {
+            let text = format!(r#"{{"protocol":"tcp","tcp_data_port":9{members}}}"#);
+            let whole = decode(&text).map(|descriptor| Descriptor {
+                buffers: Vec::new(),
+                ..descriptor
+            });
+            let without = Descriptor::decode_without_buffers(text.as_bytes());
+            assert_eq!(without, whole, "{text}");
+        }
     }
 
     #[test]

@@ -43,21 +43,19 @@ pub enum JsonError {
 }
 
 /// Removes comments and whatever follows the document, and checks the nesting.
-fn prepare(bytes: &[u8]) -> Result<Cow<'_, str>, JsonError> {
-    let text = String::from_utf8_lossy(bytes);
-    let source = text.as_bytes();
-    // Cut points are ASCII bytes outside strings, so the pieces stay valid UTF-8.
-    let mut cleaned: Option<String> = None;
+fn prepare(bytes: &[u8]) -> Result<Cow<'_, [u8]>, JsonError> {
+    // Cut points are ASCII bytes outside strings, so pieces of UTF-8 stay UTF-8.
+    let mut cleaned: Option<Vec<u8>> = None;
     let mut copied = 0;
     let mut depth = 0usize;
     let mut at = 0;
-    let mut end = source.len();
-    while at < source.len() {
-        match source[at] {
+    let mut end = bytes.len();
+    while at < bytes.len() {
+        match bytes[at] {
             b'"' => {
                 at += 1;
-                while at < source.len() && source[at] != b'"' {
-                    at += if source[at] == b'\\' { 2 } else { 1 };
+                while at < bytes.len() && bytes[at] != b'"' {
+                    at += if bytes[at] == b'\\' { 2 } else { 1 };
                 }
                 at += 1;
             }
@@ -77,44 +75,41 @@ fn prepare(bytes: &[u8]) -> Result<Cow<'_, str>, JsonError> {
                 }
             }
             b'/' => {
-                let rest = &text[at..];
-                let len = if rest.starts_with("/*") {
-                    rest.find("*/").map(|found| found + 2)
-                } else if rest.starts_with("//") {
-                    Some(rest.find('\n').unwrap_or(rest.len()))
+                let rest = &bytes[at..];
+                let len = if rest.starts_with(b"/*") {
+                    rest.windows(2)
+                        .position(|pair| pair == b"*/")
+                        .map(|found| found + 2)
+                } else if rest.starts_with(b"//") {
+                    let end = rest.iter().position(|byte| *byte == b'\n');
+                    Some(end.unwrap_or(rest.len()))
                 } else {
                     None
                 };
                 // A lone slash or an open comment stays and fails in the parser.
                 let Some(len) = len else { break };
                 let cleaned = cleaned.get_or_insert_default();
-                cleaned.push_str(&text[copied..at]);
-                cleaned.push(' ');
+                cleaned.extend_from_slice(&bytes[copied..at]);
+                cleaned.push(b' ');
                 at += len;
                 copied = at;
             }
             _ => at += 1,
         }
     }
-    match cleaned {
+    Ok(match cleaned {
         Some(mut cleaned) => {
-            cleaned.push_str(&text[copied..end]);
-            Ok(Cow::Owned(cleaned))
+            cleaned.extend_from_slice(&bytes[copied..end]);
+            Cow::Owned(cleaned)
         }
-        None if end == source.len() => Ok(text),
-        None => Ok(match text {
-            Cow::Borrowed(text) => Cow::Borrowed(&text[..end]),
-            Cow::Owned(mut text) => {
-                text.truncate(end);
-                Cow::Owned(text)
-            }
-        }),
-    }
+        None => Cow::Borrowed(&bytes[..end]),
+    })
 }
 
 /// Decodes the document that `bytes` start with.
 pub(crate) fn decode<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, JsonError> {
-    let text = prepare(bytes)?;
+    let prepared = prepare(bytes)?;
+    let text = String::from_utf8_lossy(&prepared);
     let mut deserializer = serde_json::Deserializer::from_str(&text);
     // Without `end`: real decoders ignore what follows.
     T::deserialize(&mut deserializer).map_err(|error| JsonError::Malformed {
@@ -125,8 +120,8 @@ pub(crate) fn decode<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, Js
 
 /// Any JSON value, with the contents of arrays and objects thrown away.
 ///
-/// Reading members as this first and judging their type later gives typed errors, and a hostile
-/// document cannot make it hold more memory than its own length.
+/// Reading members as this first and judging their type later gives typed errors, and one value
+/// holds no more memory than its text is long. Whoever keeps many of them has to bound that.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Scalar {
     /// The member is missing.

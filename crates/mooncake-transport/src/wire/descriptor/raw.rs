@@ -3,21 +3,21 @@
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{BufferRange, PROTOCOL};
-use crate::wire::json::{Document, Members, Scalar};
+use super::{BufferRange, DescriptorError, PROTOCOL};
+use crate::wire::json::{Document, JsonError, Members, Scalar};
 
 #[derive(Default)]
-pub(super) struct RawDescriptor {
+pub(super) struct RawDescriptor<const KEEP: bool> {
     pub(super) name: Scalar,
     pub(super) protocol: Protocol,
     pub(super) data_host: Scalar,
     pub(super) data_port: Scalar,
     pub(super) version: Scalar,
-    pub(super) buffers: RawBuffers,
+    pub(super) buffers: RawBuffers<KEEP>,
     pub(super) timestamp: Scalar,
 }
 
-impl Members for RawDescriptor {
+impl<const KEEP: bool> Members for RawDescriptor<KEEP> {
     fn take<'de, A: MapAccess<'de>>(&mut self, member: &str, map: &mut A) -> Result<(), A::Error> {
         match member {
             "name" => self.name = map.next_value()?,
@@ -93,24 +93,15 @@ impl<'de> Deserialize<'de> for Protocol {
     }
 }
 
-/// One entry of `buffers`, reduced to numbers while it is read.
-pub(super) struct RawBuffer {
-    pub(super) range: BufferRange,
-    pub(super) named: bool,
-    /// `Some(true)` if the entry is marked with the protocol of this engine.
-    pub(super) protocol: Option<bool>,
-    pub(super) wrong_type: Option<&'static str>,
-}
-
 #[derive(Default)]
-struct RawBufferMembers {
+struct RawBuffer {
     name: Scalar,
     address: Scalar,
     len: Scalar,
     protocol: Scalar,
 }
 
-impl Members for RawBufferMembers {
+impl Members for RawBuffer {
     fn take<'de, A: MapAccess<'de>>(&mut self, member: &str, map: &mut A) -> Result<(), A::Error> {
         match member {
             "name" => self.name = map.next_value()?,
@@ -124,85 +115,120 @@ impl Members for RawBufferMembers {
 }
 
 impl RawBuffer {
-    fn from_document(document: Document<RawBufferMembers>) -> Self {
-        let Document::Object(members) = document else {
-            return Self {
-                range: BufferRange { address: 0, len: 0 },
-                named: false,
-                protocol: None,
-                wrong_type: Some("buffers"),
-            };
-        };
-        let mut wrong_type = None;
-        let mut number = |scalar: &Scalar, member| {
-            scalar.as_unsigned(member).unwrap_or_else(|_| {
-                wrong_type = Some(member);
-                0
-            })
-        };
+    fn is_marked(&self) -> bool {
+        matches!(&self.protocol, Scalar::Text(name) if name == PROTOCOL)
+    }
+
+    fn range(&self, index: usize) -> Result<BufferRange, DescriptorError> {
         let range = BufferRange {
-            address: number(&members.address, "addr"),
-            len: number(&members.len, "length"),
+            address: self.address.as_unsigned("addr")?,
+            len: self.len.as_unsigned("length")?,
         };
-        let protocol = match members.protocol {
-            Scalar::Text(name) => Some(name == PROTOCOL),
-            _ => None,
+        let named = match &self.name {
+            Scalar::Absent | Scalar::Null | Scalar::Array | Scalar::Object => false,
+            Scalar::Text(name) => !name.is_empty(),
+            Scalar::Bool(_) | Scalar::Unsigned(_) | Scalar::Signed(_) | Scalar::Float(_) => true,
         };
-        let named = members
-            .name
-            .into_text("name")
-            .is_ok_and(|name| !name.is_empty());
-        Self {
-            range,
-            named,
-            protocol,
-            wrong_type,
+        if range.address == 0 || range.len == 0 || !named {
+            return Err(DescriptorError::Buffer { index });
+        }
+        Ok(range)
+    }
+}
+
+/// The ranges of some entries of `buffers`, up to the first entry that has none.
+///
+/// An entry with a range takes more text than its range takes memory, and nothing is kept behind
+/// one without. So what a peer sends decides how much is held, and it is never more than it sent.
+pub(super) struct Ranges(pub(super) Result<Vec<BufferRange>, DescriptorError>);
+
+impl Default for Ranges {
+    fn default() -> Self {
+        Self(Ok(Vec::new()))
+    }
+}
+
+impl Ranges {
+    fn add(&mut self, range: &Result<BufferRange, DescriptorError>, keep: bool) {
+        let Ok(ranges) = &mut self.0 else { return };
+        match range {
+            Ok(range) if keep => ranges.push(*range),
+            Ok(_) => {}
+            Err(error) => self.0 = Err(error.clone()),
         }
     }
 }
 
 /// The entries of `buffers`; anything but an array counts as none, as for a real decoder.
+///
+/// With `KEEP` the ranges are kept, without they are only checked.
 #[derive(Default)]
-pub(super) struct RawBuffers(pub(super) Vec<RawBuffer>);
+pub(super) struct RawBuffers<const KEEP: bool> {
+    /// Of all entries: what counts if the segment has one protocol.
+    pub(super) all: Ranges,
+    /// Of the entries that are marked with the protocol of this engine: what counts if it has
+    /// several. Which of the two it is may be said only behind the entries.
+    pub(super) marked: Ranges,
+}
 
-impl<'de> Deserialize<'de> for RawBuffers {
+impl<const KEEP: bool> RawBuffers<KEEP> {
+    fn add(&mut self, index: usize, entry: Document<RawBuffer>) {
+        match entry {
+            Document::Object(entry) => {
+                let range = entry.range(index);
+                self.all.add(&range, KEEP);
+                if entry.is_marked() {
+                    self.marked.add(&range, KEEP);
+                }
+            }
+            Document::Null | Document::Other => {
+                let wrong = JsonError::WrongType { member: "buffers" };
+                self.all.add(&Err(wrong.into()), KEEP);
+            }
+        }
+    }
+}
+
+impl<'de, const KEEP: bool> Deserialize<'de> for RawBuffers<KEEP> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct BuffersVisitor;
-        impl<'de> Visitor<'de> for BuffersVisitor {
-            type Value = RawBuffers;
+        struct BuffersVisitor<const KEEP: bool>;
+        impl<'de, const KEEP: bool> Visitor<'de> for BuffersVisitor<KEEP> {
+            type Value = RawBuffers<KEEP>;
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("any JSON value")
             }
-            fn visit_unit<E>(self) -> Result<RawBuffers, E> {
+            fn visit_unit<E>(self) -> Result<Self::Value, E> {
                 Ok(RawBuffers::default())
             }
-            fn visit_bool<E>(self, _: bool) -> Result<RawBuffers, E> {
+            fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
                 Ok(RawBuffers::default())
             }
-            fn visit_u64<E>(self, _: u64) -> Result<RawBuffers, E> {
+            fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
                 Ok(RawBuffers::default())
             }
-            fn visit_i64<E>(self, _: i64) -> Result<RawBuffers, E> {
+            fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
                 Ok(RawBuffers::default())
             }
-            fn visit_f64<E>(self, _: f64) -> Result<RawBuffers, E> {
+            fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
                 Ok(RawBuffers::default())
             }
-            fn visit_str<E>(self, _: &str) -> Result<RawBuffers, E> {
+            fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
                 Ok(RawBuffers::default())
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<RawBuffers, A::Error> {
-                let mut buffers = Vec::new();
-                while let Some(entry) = seq.next_element::<Document<RawBufferMembers>>()? {
-                    buffers.push(RawBuffer::from_document(entry));
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let mut buffers = RawBuffers::default();
+                let mut index = 0;
+                while let Some(entry) = seq.next_element()? {
+                    buffers.add(index, entry);
+                    index += 1;
                 }
-                Ok(RawBuffers(buffers))
+                Ok(buffers)
             }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawBuffers, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
                 Ok(RawBuffers::default())
             }
         }
-        deserializer.deserialize_any(BuffersVisitor)
+        deserializer.deserialize_any(BuffersVisitor::<KEEP>)
     }
 }
