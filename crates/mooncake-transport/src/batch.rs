@@ -105,6 +105,12 @@ pub enum Reason {
         /// The time allowed.
         timeout_ms: u64,
     },
+    /// Bytes moved, but the request was not done in the time that one of its length may take.
+    #[error("not done within {timeout_ms} ms, the longest that a task of this length may take")]
+    TooSlow {
+        /// The time allowed.
+        timeout_ms: u64,
+    },
     /// The peer moved to a host whose name has to be resolved: open the segment again.
     #[error("the peer's data host {host:?} is not resolved; open the segment again")]
     Unresolved {
@@ -283,8 +289,14 @@ impl Batch {
 
     /// Waits until every task has settled, or until `deadline`; `None` waits without a limit.
     ///
-    /// Every task settles by itself within the engine's own deadlines. `None` as the answer means
-    /// that the deadline came first; the batch goes on and can be waited for again.
+    /// Every task settles by itself, however its peer behaves, because an engine bounds each of its
+    /// steps. How long that may take is the engine's to say: over TCP a task that has a connection ends
+    /// within `TcpTimeouts::task_max` of its length, or twice that if it is sent again, and one that
+    /// has none waits for those before it that go to the same peer. With many of them and a slow peer
+    /// that adds up, so a caller who has something else to do passes a deadline.
+    ///
+    /// `None` as the answer means that the deadline came first; the batch goes on and can be waited
+    /// for again.
     pub fn wait(&self, deadline: Option<Instant>) -> Option<BatchReport> {
         let mut state = self.0.lock();
         loop {

@@ -9,6 +9,7 @@ mod exchange;
 mod local;
 mod notices;
 mod peer;
+mod queue;
 mod reactor;
 mod registry;
 mod shared;
@@ -172,9 +173,11 @@ impl TcpEngine {
                 peer: name.to_owned(),
                 source,
             })?;
-        let descriptor = Descriptor::decode(&text).map_err(|source| EngineError::Descriptor {
-            peer: name.to_owned(),
-            source,
+        let descriptor = Descriptor::decode_without_buffers(&text).map_err(|source| {
+            EngineError::Descriptor {
+                peer: name.to_owned(),
+                source,
+            }
         })?;
         if descriptor.version < DataVersion::V2 {
             return Err(EngineError::ProtocolVersion {
@@ -233,7 +236,7 @@ impl TcpEngine {
         let segment = self.segments().open.get(name)?.upgrade()?;
         let stale = segment
             .peer::<PeerHandle>()
-            .is_some_and(|handle| handle.link.stale.load(Ordering::Relaxed));
+            .is_some_and(|handle| handle.link.is_stale());
         Some((segment, stale))
     }
 }
@@ -296,9 +299,11 @@ impl Engine for TcpEngine {
             addresses,
         };
         if let Some(segment) = known {
-            if let Some(handle) = segment.peer::<PeerHandle>() {
-                *handle.link.endpoint() = endpoint;
-                handle.link.stale.store(false, Ordering::Relaxed);
+            if let Some(handle) = segment.peer::<PeerHandle>()
+                && handle.link.replace(endpoint)
+            {
+                // After shutdown there are no lanes left.
+                let _ = self.shared.command(Command::Moved(handle.link.id));
             }
             return Ok(segment);
         }

@@ -4,7 +4,7 @@
 mod support;
 
 use std::io::Write;
-use std::net::{Shutdown, TcpListener};
+use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -330,6 +330,43 @@ fn slow_progress_is_progress() {
     assert_eq!(remote(&batch), Remote::Applied);
 }
 
+// row: W13.3542
+#[test]
+fn a_peer_that_sends_a_byte_now_and_then_does_not_hold_its_tasks_for_ever() {
+    let engine = support::engine_with(|config| {
+        config.timeouts.progress = Duration::from_millis(300);
+        config.timeouts.status = Duration::from_millis(300);
+        config.timeouts.min_bytes_per_s = 1_000;
+    });
+    let f = fixture_with(engine, MIB);
+    // 600 ms, and 100 for the bytes.
+    let tasks = (0..12).map(|_| f.task(Op::Read, 100)).collect();
+    let start = Instant::now();
+    let batch = f.engine.submit(tasks).unwrap();
+    let mut lanes: Vec<_> = (0..4).map(|_| f.peer.accept_data()).collect();
+    for stream in &mut lanes {
+        read_header(stream);
+        stream.write_all(&Status::Ok.encode()).unwrap();
+    }
+    let mut report = None;
+    while report.is_none() && start.elapsed() < Duration::from_secs(5) {
+        for stream in &mut lanes {
+            // Fails once the engine has had enough.
+            let _ = stream.write_all(&[7]);
+        }
+        report = batch.wait(Some(Instant::now() + Duration::from_millis(100)));
+    }
+    let report = report.expect("bytes moved, so the tasks went on for ever");
+    assert!(start.elapsed() > Duration::from_millis(600));
+    let reason = Reason::TooSlow { timeout_ms: 700 };
+    let count = |wanted: Remote| {
+        let tasks = report.tasks().iter();
+        tasks.filter(|task| task.remote == wanted).count()
+    };
+    assert_eq!(count(Remote::Unknown(reason.clone())), 4);
+    assert_eq!(count(Remote::Ended(reason)), 8);
+}
+
 // row: W8.3b, W8.3c
 #[test]
 fn a_peer_that_closes_after_each_request_never_fails_a_task() {
@@ -515,7 +552,7 @@ fn giving_a_segment_up_closes_its_lanes() {
 fn a_refused_data_port_leads_to_one_fetch_of_the_descriptor_per_second() {
     let mut f = fixture();
     // Nothing listens on the old port any more.
-    let moved = TcpListener::bind("127.0.0.1:0").unwrap();
+    let moved = support::listener();
     let old = std::mem::replace(&mut f.peer.data, moved);
     drop(old);
     let batch = f.submit(Op::Write, 100);
@@ -525,7 +562,7 @@ fn a_refused_data_port_leads_to_one_fetch_of_the_descriptor_per_second() {
     serve_write(&mut stream);
     assert_eq!(remote(&batch), Remote::Applied);
     // It moves again at once: no second fetch within the second, so the task fails.
-    let moved = TcpListener::bind("127.0.0.1:0").unwrap();
+    let moved = support::listener();
     drop(std::mem::replace(&mut f.peer.data, moved));
     drop(stream);
     let batch = f.submit(Op::Write, 100);

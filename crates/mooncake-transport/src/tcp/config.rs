@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::EngineError;
-use crate::wire::control::PEER_FRAME_BYTES_MAX;
+use crate::wire::control::{FRAME_BYTES_MAX, PEER_FRAME_BYTES_MAX};
 use crate::wire::name::PeerName;
 
 /// Configuration of a [`TcpEngine`](super::TcpEngine). The default listens on loopback only.
@@ -70,6 +70,10 @@ pub struct TcpLimits {
     pub notices_bytes_max: usize,
     /// Bytes of our descriptor. Default 1 MiB, which is what real peers read.
     pub descriptor_bytes_max: u64,
+    /// Bytes of a peer's descriptor that `open_segment` reads, 1 KiB to 128 MiB. Default 16 MiB, enough
+    /// for some 200,000 buffers. When the engine fetches a descriptor again by itself, it reads at most
+    /// 1 MiB; what is longer is left to the next `open_segment`.
+    pub peer_descriptor_bytes_max: u64,
     /// Bytes read and thrown away after a rejection, so that the peer gets to see it. Default
     /// 64 MiB.
     pub reject_drain_bytes_max: u64,
@@ -86,6 +90,7 @@ impl Default for TcpLimits {
             notices_max: 1_024,
             notices_bytes_max: 16 << 20,
             descriptor_bytes_max: PEER_FRAME_BYTES_MAX,
+            peer_descriptor_bytes_max: 16 << 20,
             reject_drain_bytes_max: 64 << 20,
         }
     }
@@ -96,9 +101,9 @@ impl Default for TcpLimits {
 const WAIT_MIN: Duration = Duration::from_millis(1);
 const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Bounds of waits of a TCP engine, each from 1 ms to 24 h. There is none between requests of a
-/// connection: a real peer does not notice that its idle connection was closed, and fails the next
-/// transfer.
+/// Bounds of waits of a TCP engine, each from 1 ms to 24 h, and of how slow a peer may be. There is
+/// none between requests of a connection: a real peer does not notice that its idle connection was
+/// closed, and fails the next transfer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpTimeouts {
@@ -116,6 +121,10 @@ pub struct TcpTimeouts {
     pub progress: Duration,
     /// For the status of a request that was sent in full. Default 30 s.
     pub status: Duration,
+    /// Bytes a second that a task has to move on average, so that a peer which moves one now and then
+    /// does not hold it for ever; see [`task_max`](TcpTimeouts::task_max). From 1 to 1 GiB; default
+    /// 64 KiB.
+    pub min_bytes_per_s: u64,
     /// For the rest of a request's header on an accepted data connection, however it trickles in; no
     /// longer than `progress`. Default 10 s.
     pub header: Duration,
@@ -135,9 +144,27 @@ impl Default for TcpTimeouts {
             progress: Duration::from_secs(30),
             status: Duration::from_secs(30),
             header: Duration::from_secs(10),
+            min_bytes_per_s: 64 << 10,
             reject_drain: Duration::from_secs(2),
             refresh_interval: Duration::from_secs(1),
         }
+    }
+}
+
+impl TcpTimeouts {
+    /// Returns how long a task of `len` bytes may take on its connection, however it moves:
+    /// `progress`, and `status`, and the time that `len` takes at `min_bytes_per_s`.
+    ///
+    /// A task that is not done by then settles as [`Remote::Unknown`](crate::Remote::Unknown) with
+    /// [`Reason::TooSlow`](crate::Reason::TooSlow). With the default a task of 64 MiB has 1,084 s.
+    pub fn task_max(&self, len: u64) -> Duration {
+        // Below 1 only before the configuration has been checked.
+        let rate = self.min_bytes_per_s.max(1);
+        let rest_ns = u128::from(len % rate) * 1_000_000_000 / u128::from(rate);
+        Duration::from_secs(len / rate)
+            .saturating_add(Duration::from_nanos(rest_ns as u64))
+            .saturating_add(self.progress)
+            .saturating_add(self.status)
     }
 }
 
@@ -184,7 +211,13 @@ impl TcpConfig {
                 "descriptor_bytes_max",
                 limits.descriptor_bytes_max,
                 1 << 10,
-                128 << 20,
+                FRAME_BYTES_MAX,
+            ),
+            (
+                "peer_descriptor_bytes_max",
+                limits.peer_descriptor_bytes_max,
+                1 << 10,
+                FRAME_BYTES_MAX,
             ),
         ];
         for (setting, value, min, max) in counts {

@@ -160,12 +160,16 @@ pub(super) struct ControlClient {
 }
 
 impl ControlClient {
-    pub(super) fn new(kind: FrameKind, text: &[u8]) -> Self {
+    /// Asks with a frame of `kind` around `text`, and reads a descriptor in the reply only if that has
+    /// at most `descriptor_bytes_max` bytes.
+    pub(super) fn new(kind: FrameKind, text: &[u8], descriptor_bytes_max: u64) -> Self {
+        let mut limits = FrameLimits::CLIENT;
+        limits.metadata_bytes_max = descriptor_bytes_max;
         Self {
             kind,
             request: encode_frame(kind, text),
             sent: 0,
-            decoder: FrameDecoder::new(FrameLimits::CLIENT),
+            decoder: FrameDecoder::new(limits),
             result: None,
         }
     }
@@ -323,7 +327,7 @@ mod tests {
     fn a_client_sends_its_request_and_takes_a_reply_split_anywhere() {
         let reply = encode_frame(FrameKind::Probe, PROBE_ALIVE);
         for cut in 0..reply.len() {
-            let mut client = ControlClient::new(FrameKind::Probe, PROBE_REQUEST);
+            let mut client = ControlClient::new(FrameKind::Probe, PROBE_REQUEST, 100);
             let mut sent = Vec::new();
             while let ClientWant::Send(bytes) = client.want() {
                 sent.push(bytes[0]);
@@ -340,7 +344,7 @@ mod tests {
     #[test]
     fn bad_replies_are_typed_errors() {
         let check = |bytes: &[u8], expected: ControlError| {
-            let mut client = ControlClient::new(FrameKind::Probe, PROBE_REQUEST);
+            let mut client = ControlClient::new(FrameKind::Probe, PROBE_REQUEST, 100);
             client.handle_sent(11);
             client.handle_received(bytes);
             client.handle_failure(ControlError::Closed);
@@ -360,12 +364,31 @@ mod tests {
         check(b"", ControlError::Closed);
         assert!(matches!(
             {
-                let mut client = ControlClient::new(FrameKind::Metadata, b"{}");
+                let mut client = ControlClient::new(FrameKind::Metadata, b"{}", 100);
                 client.handle_received(&u64::MAX.to_le_bytes());
                 client.take_result()
             },
             Some(Err(ControlError::Frame(FrameError::TooLong { .. })))
         ));
+    }
+
+    // row: W3.2b
+    #[test]
+    fn a_descriptor_is_read_up_to_the_limit_of_whoever_asks() {
+        let ask = |len: usize| {
+            let mut client = ControlClient::new(FrameKind::Metadata, b"{}", 100);
+            client.handle_sent(1_000);
+            client.handle_received(&encode_frame(FrameKind::Metadata, &vec![b' '; len - 1]));
+            client.take_result()
+        };
+        assert_eq!(ask(100), Some(Ok(vec![b' '; 99])));
+        assert_eq!(
+            ask(101),
+            Some(Err(ControlError::Frame(FrameError::TooLong {
+                len: 101,
+                max: 100
+            })))
+        );
     }
 
     proptest::proptest! {

@@ -27,6 +27,8 @@ pub(super) enum Overdue {
     Progress { timeout_ms: u64 },
     /// Everything was sent and no status came.
     Status { timeout_ms: u64 },
+    /// Bytes moved, and too few.
+    Total { timeout_ms: u64 },
 }
 
 #[derive(Debug)]
@@ -236,6 +238,7 @@ impl Exchange {
         let reason = match overdue {
             Overdue::Progress { timeout_ms } => Reason::Stalled { timeout_ms },
             Overdue::Status { timeout_ms } => Reason::NoStatus { timeout_ms },
+            Overdue::Total { timeout_ms } => Reason::TooSlow { timeout_ms },
         };
         self.end(if self.sent == 0 {
             Remote::Ended(reason)

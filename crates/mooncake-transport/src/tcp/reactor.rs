@@ -82,6 +82,8 @@ struct Client {
     /// Set until the connection is made.
     connecting: Option<Connecting>,
     end: ExchangeEnd,
+    /// What it counts for in `Reactor::refresh_bytes`.
+    held: usize,
 }
 
 /// A connection in the making.
@@ -147,6 +149,8 @@ pub(super) struct Reactor {
     dispatch: VecDeque<PeerId>,
     data: Listening,
     control: Listening,
+    /// Bytes of replies that refreshes have received and not used yet.
+    refresh_bytes: usize,
     scratch: Box<[u8]>,
 }
 
@@ -177,6 +181,7 @@ impl Reactor {
             dispatch: VecDeque::new(),
             data: Listening::new(data, data_max),
             control: Listening::new(control, control_max),
+            refresh_bytes: 0,
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
         })
     }
@@ -284,7 +289,8 @@ impl Reactor {
                 text,
                 result,
             } => {
-                let machine = ControlClient::new(kind, &text);
+                let descriptor_max = self.shared.config.limits.peer_descriptor_bytes_max;
+                let machine = ControlClient::new(kind, &text, descriptor_max);
                 self.open_client(addresses, machine, ExchangeEnd::Caller(result));
             }
             Command::CutOff(registration, done) => {
@@ -303,6 +309,7 @@ impl Reactor {
                 // The caller may have stopped waiting; nothing is lost then.
                 let _ = done.send(());
             }
+            Command::Moved(peer) => self.moved(peer),
             Command::Forget(peer) => self.forget(peer),
         }
     }

@@ -14,7 +14,7 @@ use slab_memory::Memory;
 
 use super::config::TcpConfig;
 use super::notices::NoticeQueue;
-use super::peer::PeerLink;
+use super::peer::{PeerId, PeerLink};
 use super::registry::{RegistrationId, Registry};
 use crate::batch::{Remote, Ticket};
 use crate::error::{ControlError, EngineError};
@@ -38,8 +38,10 @@ pub(super) enum Command {
     },
     /// Cut off the peers' requests that touch this registration, then answer.
     CutOff(RegistrationId, SyncSender<()>),
+    /// This peer is elsewhere now.
+    Moved(PeerId),
     /// Nobody uses this peer any more.
-    Forget(u64),
+    Forget(PeerId),
 }
 
 /// One task on its way through the engine.

@@ -15,6 +15,14 @@ use super::{
 use crate::error::{ControlError, IoFailure};
 use crate::tcp::control::{ClientWant, ControlClient, Request, ServerWant};
 use crate::tcp::socket;
+use crate::wire::control::FrameError;
+
+/// Longest descriptor that the reactor reads when it fetches one again: decoding it takes some
+/// milliseconds, in which no other connection is served.
+pub(super) const REFRESH_BYTES_MAX: u64 = 1 << 20;
+
+/// Bytes of such replies held at a time, of all peers together.
+const REFRESH_BYTES_HELD_MAX: usize = 64 << 20;
 
 /// How a connection in the making stands.
 pub(super) enum Made {
@@ -147,6 +155,7 @@ impl Reactor {
                         machine,
                         connecting: Some(Connecting { endpoint, rest }),
                         end,
+                        held: 0,
                     });
                     let connection = Connection {
                         stream,
@@ -238,6 +247,13 @@ impl Reactor {
                         Ok(Some(count)) => {
                             client.machine.handle_received(&self.scratch[..count]);
                             turn.spend(count);
+                            if matches!(client.end, ExchangeEnd::Refresh(_)) {
+                                client.held += count;
+                                self.refresh_bytes += count;
+                                if self.refresh_bytes > REFRESH_BYTES_HELD_MAX {
+                                    client.machine.handle_failure(too_much_held());
+                                }
+                            }
                         }
                         Err(error) => client.machine.handle_failure(failure(&error)),
                     }
@@ -256,6 +272,7 @@ impl Reactor {
             .machine
             .take_result()
             .unwrap_or(Err(ControlError::Closed));
+        self.refresh_bytes -= std::mem::take(&mut client.held);
         // Closed before the result is used: a real peer serves nobody else until we have.
         let _ = connection.stream.shutdown(Shutdown::Both);
         let end = match &client.end {
@@ -329,6 +346,12 @@ impl Reactor {
             ExchangeEnd::Refresh(peer) => self.refreshed(peer, result),
         }
     }
+}
+
+/// A reply that would be read if there were not so many others.
+fn too_much_held() -> ControlError {
+    let max = REFRESH_BYTES_HELD_MAX as u64;
+    FrameError::TooLong { len: max + 1, max }.into()
 }
 
 fn failure(error: &io::Error) -> ControlError {

@@ -8,19 +8,20 @@ use std::time::Instant;
 
 use mio::net::TcpStream;
 
-use super::control::{Made, look_if_made};
+use super::control::{Made, REFRESH_BYTES_MAX, look_if_made};
 use super::running::Running;
 use super::{
     Connecting, Connection, Deadline, ExchangeEnd, Flow, Key, Reactor, Role, fail_all, redial,
     set_data_options,
 };
 use crate::batch::{Reason, Remote};
-use crate::error::IoFailure;
+use crate::error::{ControlError, IoFailure};
 use crate::tcp::control::ControlClient;
-use crate::tcp::peer::{AfterFailure, PeerId, PeerLink, PeerQueue, Step};
+use crate::tcp::peer::{PeerId, PeerLink};
+use crate::tcp::queue::{AfterFailure, PeerQueue, Step};
 use crate::tcp::shared::{ControlResult, Job};
 use crate::tcp::socket::{Peeked, peek};
-use crate::wire::control::FrameKind;
+use crate::wire::control::{FrameError, FrameKind};
 use crate::wire::data::DataVersion;
 use crate::wire::descriptor::Descriptor;
 
@@ -81,6 +82,16 @@ impl Reactor {
         }
     }
 
+    /// The peer is where `open_segment` has found it, and no longer where lanes lead.
+    pub(super) fn moved(&mut self, peer: PeerId) {
+        let Some(entry) = self.peers.get_mut(&peer) else {
+            return;
+        };
+        entry.queue.handle_moved();
+        self.leave(peer);
+        self.dispatch.push_back(peer);
+    }
+
     /// Starts what can be started for a peer.
     pub(super) fn dispatch(&mut self, peer: PeerId) {
         let now = Instant::now();
@@ -92,13 +103,13 @@ impl Reactor {
                 Step::Wait => return,
                 Step::Open => self.open_lane(peer),
                 Step::CloseIdle(key) => self.close(key),
-                Step::Assign(key, job) => self.assign(peer, key, job),
+                Step::Assign { lane, job, fresh } => self.assign(peer, lane, job, fresh),
             }
         }
     }
 
     /// Runs a job on an idle lane, if that is still alive.
-    fn assign(&mut self, peer: PeerId, key: Key, job: Job) {
+    fn assign(&mut self, peer: PeerId, key: Key, job: Job, fresh: bool) {
         let alive = self
             .connections
             .get_mut(key)
@@ -112,7 +123,7 @@ impl Reactor {
             self.close(key);
             if let Some(entry) = self.peers.get_mut(&peer) {
                 entry.queue.handle_gone(key);
-                entry.queue.push_front(job);
+                entry.queue.push_front(job, fresh);
             } else {
                 job.finish(Remote::Ended(Reason::Lost));
             }
@@ -130,7 +141,13 @@ impl Reactor {
             return;
         };
         let epoch = entry.queue.epoch;
-        let mut rest: VecDeque<SocketAddr> = entry.link.endpoint().addresses.clone().into();
+        let mut rest: VecDeque<SocketAddr> = match entry.link.addresses() {
+            Ok(addresses) => addresses.into(),
+            Err(reason) => {
+                fail_all(entry.queue.handle_nowhere(), &reason);
+                return;
+            }
+        };
         let mut last = Reason::Closed;
         while let Some(endpoint) = rest.pop_front() {
             match TcpStream::connect(endpoint) {
@@ -194,7 +211,9 @@ impl Reactor {
         }
         let addresses = entry.link.control.clone();
         let text = self.shared.registry().request_descriptor().encode();
-        let machine = ControlClient::new(FrameKind::Metadata, text.as_bytes());
+        let limits = &self.shared.config.limits;
+        let max = limits.peer_descriptor_bytes_max.min(REFRESH_BYTES_MAX);
+        let machine = ControlClient::new(FrameKind::Metadata, text.as_bytes(), max);
         self.open_client(addresses, machine, ExchangeEnd::Refresh(peer));
     }
 
@@ -203,31 +222,44 @@ impl Reactor {
         let Some(entry) = self.peers.get_mut(&peer) else {
             return;
         };
-        let descriptor = result.ok().and_then(|text| Descriptor::decode(&text).ok());
-        let usable = descriptor.filter(|found| found.version >= DataVersion::V2);
-        let (failed, idle) = match usable {
-            None => (entry.queue.handle_refresh_failed(), Vec::new()),
-            Some(descriptor) => {
-                let moved = entry.link.update(&descriptor);
-                if moved.is_err() {
-                    entry
-                        .link
-                        .stale
-                        .store(true, std::sync::atomic::Ordering::Relaxed);
-                }
-                if moved == Ok(true) {
-                    tracing::info!(peer = entry.link.name, "the peer has moved");
-                }
-                entry.queue.handle_refreshed(moved)
-            }
-        };
-        if let Some((reason, jobs)) = failed {
-            fail_all(jobs, &reason);
+        if let Err(ControlError::Frame(FrameError::TooLong { .. })) = result {
+            entry.link.note_unread();
         }
-        for key in idle {
-            self.close(key);
+        let usable = result
+            .ok()
+            .and_then(|text| Descriptor::decode_without_buffers(&text).ok())
+            .filter(|found| found.version >= DataVersion::V2);
+        let moved = usable.map_or(Ok(false), |descriptor| entry.link.update(&descriptor));
+        if moved == Ok(false) {
+            if let Some((reason, jobs)) = entry.queue.handle_unmoved() {
+                fail_all(jobs, &reason);
+            }
+        } else {
+            tracing::info!(peer = entry.link.name, "the peer has moved");
+            entry.queue.handle_found_elsewhere();
+            if let Err(reason) = moved {
+                fail_all(entry.queue.drain(), &reason);
+            }
+            self.leave(peer);
         }
         self.dispatch.push_back(peer);
+    }
+
+    /// Closes the lanes that lead to where the peer was, except for those that are busy. None is having
+    /// its turn now.
+    fn leave(&mut self, peer: PeerId) {
+        let lanes: Vec<Key> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| match &connection.role {
+                Role::Lane(lane) => lane.peer == peer && !matches!(lane.state, LaneState::Busy(_)),
+                _ => false,
+            })
+            .map(|(key, _)| key)
+            .collect();
+        for key in lanes {
+            self.close(key);
+        }
     }
 
     pub(super) fn drive_lane(&mut self, key: Key, connection: &mut Connection) -> Flow {

@@ -13,6 +13,7 @@ use super::{Connection, Flow, Key, Reactor, Role, Turn, fail_all};
 use crate::batch::{Reason, Remote};
 use crate::tcp::exchange::{Exchange, Outcome, Overdue};
 use crate::tcp::local::{LocalSide, Moved};
+use crate::tcp::queue::Next;
 use crate::tcp::shared::Job;
 use crate::wire::data::{Op, STATUS_LEN};
 
@@ -21,6 +22,8 @@ pub(super) struct Running {
     exchange: Exchange,
     local: LocalSide,
     job: Job,
+    /// When it has to be done, however it moves; none if that is beyond what a clock can say.
+    ends_by: Option<Instant>,
 }
 
 impl Lane {
@@ -31,6 +34,7 @@ impl Lane {
                 mut exchange,
                 local,
                 job,
+                ..
             } = *running;
             drop(local);
             exchange.handle_given_up(reason.clone());
@@ -54,15 +58,17 @@ impl Reactor {
         match LocalSide::new(Arc::clone(&job.memory), job.range.clone(), direction) {
             Ok(local) => {
                 let exchange = Exchange::new(job.op, job.remote, job.len());
+                let timeouts = &self.shared.config.timeouts;
+                let now = Instant::now();
+                let ends_by = now.checked_add(timeouts.task_max(job.len()));
                 lane.state = LaneState::Busy(Box::new(Running {
                     exchange,
                     local,
                     job,
+                    ends_by,
                 }));
-                let now = Instant::now();
-                connection
-                    .deadline
-                    .set(Some(now + self.shared.config.timeouts.progress));
+                // Less than `task_max`.
+                connection.deadline.set(Some(now + timeouts.progress));
                 Ok(())
             }
             Err(source) => {
@@ -206,7 +212,9 @@ impl Reactor {
         } else {
             timeouts.progress
         };
-        connection.deadline.set(Some(now + timeout));
+        let at = now + timeout;
+        let at = running.ends_by.map_or(at, |ends_by| ends_by.min(at));
+        connection.deadline.set(Some(at));
     }
 
     /// A request has ended, in whichever way.
@@ -224,7 +232,7 @@ impl Reactor {
         if outcome.reusable {
             lane.served += 1;
             if let Some(entry) = self.peers.get_mut(&lane.peer) {
-                entry.queue.note_progress(now, true);
+                entry.queue.note_done(now);
             }
             job.finish(outcome.remote);
             return self.lane_free(key, connection);
@@ -261,13 +269,17 @@ impl Reactor {
             let Some(entry) = self.peers.get_mut(&peer) else {
                 return Flow::Close;
             };
-            if entry.queue.epoch != epoch {
-                return self.lane_gone(key, connection);
-            }
-            let Some(job) = entry.queue.handle_free(key) else {
-                // The queue may hold jobs that want a fresh connection.
-                self.dispatch.push_back(peer);
-                return Flow::Again;
+            let job = match entry.queue.handle_free(key, epoch) {
+                Next::Run(job) => job,
+                Next::Idle => {
+                    // The queue may hold jobs that want a fresh connection.
+                    self.dispatch.push_back(peer);
+                    return Flow::Again;
+                }
+                Next::Close => {
+                    self.dispatch.push_back(peer);
+                    return Flow::Close;
+                }
             };
             if self.begin(connection, job).is_ok() {
                 // Queued up behind the other connections, so that none starves.
@@ -302,14 +314,18 @@ impl Reactor {
             }
             LaneState::Idle => Flow::Keep,
             LaneState::Busy(running) => {
-                let (overdue, timeout) =
-                    if running.exchange.awaits_status() && timeouts.status <= timeouts.progress {
-                        let timeout_ms = millis(timeouts.status);
-                        (Overdue::Status { timeout_ms }, timeouts.status)
-                    } else {
-                        let timeout_ms = millis(timeouts.progress);
-                        (Overdue::Progress { timeout_ms }, timeouts.progress)
-                    };
+                let too_slow = running.ends_by.is_some_and(|at| at <= now);
+                let (overdue, timeout) = if too_slow {
+                    let longest = timeouts.task_max(running.job.len());
+                    let timeout_ms = millis(longest);
+                    (Overdue::Total { timeout_ms }, longest)
+                } else if running.exchange.awaits_status() && timeouts.status <= timeouts.progress {
+                    let timeout_ms = millis(timeouts.status);
+                    (Overdue::Status { timeout_ms }, timeouts.status)
+                } else {
+                    let timeout_ms = millis(timeouts.progress);
+                    (Overdue::Progress { timeout_ms }, timeouts.progress)
+                };
                 running.exchange.handle_overdue(overdue);
                 let Some(outcome) = running.exchange.outcome().cloned() else {
                     return Flow::Close;
@@ -319,7 +335,12 @@ impl Reactor {
                 if let Some(reason) = reason
                     && let Some(entry) = self.peers.get_mut(&peer)
                 {
-                    fail_all(entry.queue.handle_stalled(timeout, now), &reason);
+                    let behind = if too_slow {
+                        entry.queue.handle_too_slow()
+                    } else {
+                        entry.queue.handle_stalled(timeout, now)
+                    };
+                    fail_all(behind, &reason);
                 }
                 flow
             }
