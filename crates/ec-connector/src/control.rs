@@ -5,6 +5,7 @@
 
 mod address;
 mod client;
+mod deadline;
 mod dispatch;
 mod events;
 mod message;

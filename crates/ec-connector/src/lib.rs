@@ -48,8 +48,8 @@ pub use producer::{
     Item, Producer, ProducerConfig, ProducerError, Push, PushError, PushId, PushReport,
 };
 pub use push::{
-    ContentLanes, Delivery, IdPolicy, PushAction, PushAnswer, PushConfig, PushFailure, PushMachine,
-    PushOutcome, PushStep, Reserved, WriteEnd,
+    Cause, ContentLanes, Delivery, IdPolicy, PushAction, PushAnswer, PushConfig, PushFailure,
+    PushMachine, PushOutcome, PushStep, Reserved, StageEnd, WriteEnd, WriteError,
 };
 pub use reservation::{
     CancelKind, CancelMatch, Completion, Effect, Grant, ItemStatus, OwnedSpan, PendingReserve,

@@ -7,6 +7,7 @@
 //! Bounds: [`ProducerConfig::pushes_max`] pushes at a time, [`ProducerConfig::threads`] threads, one staging slab,
 //! and each push ends by its own timeout.
 
+mod clients;
 mod push;
 mod queue;
 mod worker;
@@ -20,13 +21,14 @@ use std::time::Duration;
 
 use mooncake_transport::Engine;
 
-use crate::control::{ControlAddress, ControlContext};
+use crate::control::{ClientError, ControlAddress};
 use crate::name::{MmHash, TransferId};
 use crate::push::{Delivery, PushConfig, PushFailure};
 use crate::random_ids::IdSource;
 use crate::staging::{Source, StageError, Staging};
 use crate::tensor::TensorSpec;
 
+use clients::THREADS_MAX;
 use queue::{Queue, Record};
 
 pub use push::Push;
@@ -41,7 +43,8 @@ pub struct ProducerConfig {
     pub staging_bytes: u64,
     /// Most pushes under way or waiting; [`Producer::push`] blocks beyond it.
     pub pushes_max: NonZeroUsize,
-    /// Threads that talk to consumers; as many requests and writes are under way at a time.
+    /// Threads that talk to consumers, at most 128; as many requests and writes are under way at a time. Together
+    /// they keep 64 connections to consumers, and at least one each.
     pub threads: NonZeroUsize,
 }
 
@@ -141,7 +144,14 @@ impl PushError {
 
     /// Whether the consumer did not answer, so that other pushes to it would fail as well.
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Failed(PushFailure::Unreachable { .. }))
+        match self {
+            // A socket that cannot be made says nothing about the consumer.
+            Self::Failed(PushFailure::Unreachable { cause, .. }) => {
+                !matches!(**cause, ClientError::Setup { .. })
+            }
+            Self::Failed(PushFailure::BadReply { .. }) => true,
+            _ => false,
+        }
     }
 }
 
@@ -152,6 +162,14 @@ pub enum ProducerError {
     /// The staging slab could not be made or registered.
     #[error("cannot make the staging slab")]
     Staging(#[from] StageError),
+    /// More threads than the message library has sockets for.
+    #[error("{threads} threads are more than the {max} that a producer may have")]
+    TooManyThreads {
+        /// Threads asked for.
+        threads: usize,
+        /// Most threads.
+        max: usize,
+    },
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
@@ -174,15 +192,22 @@ impl Producer {
     /// # Errors
     /// [`ProducerError`].
     pub fn start(engine: Arc<dyn Engine>, config: ProducerConfig) -> Result<Self, ProducerError> {
+        let threads = config.threads.get();
+        if threads > THREADS_MAX {
+            return Err(ProducerError::TooManyThreads {
+                threads,
+                max: THREADS_MAX,
+            });
+        }
         let staging = Staging::new(Arc::clone(&engine), config.staging_bytes)?;
         let ids = IdSource::new().map_err(ProducerError::Random)?;
         let queue = Arc::new(Queue::new(config.pushes_max.get(), config.push, ids));
-        let site = Arc::new(worker::Site::new(engine, staging, ControlContext::new()));
+        let site = Arc::new(worker::Site::new(engine, staging, threads));
         let mut producer = Self {
             queue,
-            threads: Vec::with_capacity(config.threads.get()),
+            threads: Vec::with_capacity(threads),
         };
-        for index in 0..config.threads.get() {
+        for index in 0..threads {
             let queue = Arc::clone(&producer.queue);
             let site = Arc::clone(&site);
             let thread = std::thread::Builder::new()

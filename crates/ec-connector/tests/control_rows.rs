@@ -621,13 +621,13 @@ fn a_port_in_use_is_a_typed_error_that_names_it() {
     let port = wire.server.control_port();
     let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let config = ServerConfig::new(host, port, SESSION, BASE);
-    let Err(ServerError::Bind { endpoint, reason }) =
+    let Err(ServerError::Bind { endpoint, source }) =
         ControlServer::start(config, ToyShard::new(4096))
     else {
         panic!("two servers on one port");
     };
     assert_eq!(endpoint, format!("tcp://127.0.0.1:{port}"));
-    assert_eq!(reason.to_string(), "Address already in use");
+    assert_eq!(source.to_string(), "Address already in use");
 }
 
 #[test]
@@ -866,6 +866,33 @@ fn an_error_reply_without_code_is_a_refusal_without_code() {
         panic!("{error}");
     };
     assert_eq!((refusal.code, refusal.text.as_str()), (None, "boom"));
+}
+
+#[test]
+fn a_wait_for_ever_is_one() {
+    let wire = Wire::new(4096);
+    let context = ControlContext::new();
+    let mut client = ControlClient::new(&context, wire.server.address().clone(), Duration::MAX);
+    let asked = request("t", "h", 512);
+    let RemoteReserve::Granted { reservation_id, .. } = client.reserve(&asked).unwrap() else {
+        panic!("cancelled");
+    };
+    client
+        .complete(&asked.transfer_id, &reservation_id)
+        .unwrap();
+    let events = wire.server.address().with_port(wire.server.event_port());
+    let mut subscriber = EventSubscriber::connect(&context, &[events]).unwrap();
+    let event = subscriber.next(Duration::MAX).unwrap().unwrap();
+    assert_eq!(event.transfer_id, "t");
+}
+
+#[test]
+fn the_decoders_word_is_the_source_of_a_bad_reply() {
+    let (address, _guard) = answering(&["{,"]);
+    let error = client(address).pool().unwrap_err();
+    let source = std::error::Error::source(&error).expect("the decoder says why");
+    assert!(source.to_string().contains("line 1"), "{source}");
+    assert!(!error.to_string().contains("line 1"), "{error}");
 }
 
 // ---- the subscriber ----

@@ -6,9 +6,11 @@
 use std::collections::{HashMap, HashSet};
 
 use ec_connector::{
-    CancelKind, Completion, Delivery, ErrorCode, IdPolicy, Moment, PushAction, PushAnswer,
-    PushConfig, PushFailure, PushMachine, PushStep, Reserved, TransferId, WriteEnd,
+    CancelKind, ClientError, Completion, ControlAddress, Delivery, ErrorCode, IdPolicy, Moment,
+    PushAction, PushAnswer, PushConfig, PushFailure, PushMachine, PushStep, Reserved, StageEnd,
+    TransferId, WriteEnd, WriteError,
 };
+use mooncake_transport::Reason;
 use proptest::prelude::*;
 
 /// What the push may do to one reservation.
@@ -258,6 +260,8 @@ enum Fate<T> {
     },
     /// It does, and the reply is lost.
     LostReply,
+    /// It does, and what comes back is no reply.
+    Nonsense,
     Refused(Option<ErrorCode>),
     Fine(std::marker::PhantomData<T>),
 }
@@ -271,6 +275,7 @@ fn fate<T>(tape: &mut Tape<'_>) -> Fate<T> {
         76..=85 => Fate::Refused(None),
         86..=88 => Fate::Refused(Some(ErrorCode::ActiveWriter)),
         89 => Fate::Refused(Some(ErrorCode::TooLarge)),
+        90 => Fate::Nonsense,
         _ => Fate::Fine(std::marker::PhantomData),
     }
 }
@@ -291,13 +296,18 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
     let mut now = start;
     let mut writing_ms = 0;
     let mut lossless = true;
-    let mut stages = 0;
+    let mut staged = false;
+    let mut given_up = false;
 
     let outcome = 'run: {
         // Far more steps than any push needs: every wait has a least length.
         for _ in 0..20_000 {
             if let Some(kind) = tape.next() {
                 consumer.drift(kind);
+            }
+            if tape.next().is_some_and(|what| what == 7) {
+                machine.give_up(now, PushFailure::Closed);
+                given_up = true;
             }
             let step = machine.poll(now, || {
                 drawn += 1;
@@ -306,8 +316,18 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
             let action = match step {
                 PushStep::Do(action) => action,
                 PushStep::WaitUntil(at) => {
+                    prop_assert!(!given_up, "waits, though it was given up");
                     prop_assert!(at > now);
                     now = at;
+                    continue;
+                }
+                PushStep::WaitForRoom(at) => {
+                    prop_assert!(!given_up, "waits, though it was given up");
+                    prop_assert!(at > now);
+                    match tape.next().unwrap_or(255) {
+                        0..=20 => now = at,
+                        _ => machine.handle_room(),
+                    }
                     continue;
                 }
                 PushStep::Done(outcome) => break 'run outcome,
@@ -332,10 +352,15 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                     };
                     let first_time = reserved_ids.insert(transfer_id.clone());
                     let (answer, left) = match fate::<Reserved>(&mut tape) {
-                        Fate::LostRequest { sent } => (PushAnswer::Lost { sent }, sent),
+                        Fate::LostRequest { sent } => (lost(sent), sent),
                         Fate::LostReply => {
                             reply(&mut consumer);
-                            (PushAnswer::Lost { sent: true }, true)
+                            (lost(true), true)
+                        }
+                        Fate::Nonsense => {
+                            lossless = false;
+                            reply(&mut consumer);
+                            (nonsense(), true)
                         }
                         Fate::Refused(code) => (refusal(code), true),
                         Fate::Fine(_) => (PushAnswer::Reply(reply(&mut consumer)), true),
@@ -354,10 +379,14 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                     machine.handle_reserve(now, answer);
                 }
                 PushAction::Stage => {
-                    stages += 1;
-                    prop_assert_eq!(stages, 1, "the source is staged once");
-                    let staged = tape.next().unwrap_or(255) > 10;
-                    machine.handle_staged(staged);
+                    prop_assert!(!staged, "the source is staged once");
+                    let end = match tape.next().unwrap_or(255) {
+                        0..=10 => StageEnd::Failed,
+                        11..=60 => StageEnd::Later,
+                        _ => StageEnd::Ready,
+                    };
+                    staged = end == StageEnd::Ready;
+                    machine.handle_staged(end);
                 }
                 PushAction::Write { .. } => {
                     let reservation = under_id[machine.transfer_id()].clone();
@@ -367,13 +396,13 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                     prop_assert!(!ledger.write_unknown);
                     now = now.after_millis(3);
                     writing_ms += 3;
-                    let reason = "made up".to_owned();
+                    let cause = WriteError::Task(Reason::Closed).into();
                     let end = match tape.next().unwrap_or(255) {
-                        0..=12 => WriteEnd::Closed { reason },
-                        13..=25 => WriteEnd::Ended { reason },
+                        0..=12 => WriteEnd::Closed { cause },
+                        13..=25 => WriteEnd::Ended { cause },
                         26..=50 => {
                             ledger.write_unknown = true;
-                            WriteEnd::Unknown { reason }
+                            WriteEnd::Unknown { cause }
                         }
                         _ => {
                             ledger.applied = true;
@@ -392,10 +421,15 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                     prop_assert!(!ledger.given_up, "completed what was given up");
                     let mut reply = || consumer.complete(&transfer_id, &reservation_id);
                     let answer = match fate::<Completion>(&mut tape) {
-                        Fate::LostRequest { sent } => PushAnswer::Lost { sent },
+                        Fate::LostRequest { sent } => lost(sent),
                         Fate::LostReply => {
                             reply();
-                            PushAnswer::Lost { sent: true }
+                            lost(true)
+                        }
+                        Fate::Nonsense => {
+                            lossless = false;
+                            reply();
+                            nonsense()
                         }
                         Fate::Refused(code) => refusal(code),
                         Fate::Fine(_) => PushAnswer::Reply(reply()),
@@ -411,8 +445,12 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                     timeout_ms,
                 } => {
                     let answer = match fate::<Option<bool>>(&mut tape) {
-                        Fate::LostRequest { sent } => PushAnswer::Lost { sent },
-                        Fate::LostReply => PushAnswer::Lost { sent: true },
+                        Fate::LostRequest { sent } => lost(sent),
+                        Fate::LostReply => lost(true),
+                        Fate::Nonsense => {
+                            lossless = false;
+                            nonsense()
+                        }
                         Fate::Refused(code) => refusal(code),
                         Fate::Fine(_) => PushAnswer::Reply(consumer.status(&transfer_id)),
                     };
@@ -440,10 +478,15 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
                     let mut reply =
                         || consumer.cancel(&transfer_id, reservation_id.as_deref(), kind);
                     let answer = match fate::<bool>(&mut tape) {
-                        Fate::LostRequest { sent } => PushAnswer::Lost { sent },
+                        Fate::LostRequest { sent } => lost(sent),
                         Fate::LostReply => {
                             reply();
-                            PushAnswer::Lost { sent: true }
+                            lost(true)
+                        }
+                        Fate::Nonsense => {
+                            lossless = false;
+                            reply();
+                            nonsense()
                         }
                         Fate::Refused(code) => {
                             lossless = false;
@@ -493,6 +536,29 @@ fn check(policy: IdPolicy, len: u64, timeout_ms: u64, tape: &[u8]) -> Result<(),
         );
     }
     Ok(())
+}
+
+fn lost<T>(sent: bool) -> PushAnswer<T> {
+    PushAnswer::Lost {
+        sent,
+        cause: ClientError::Disconnected { address: nowhere() }.into(),
+    }
+}
+
+fn nonsense<T>() -> PushAnswer<T> {
+    PushAnswer::BadReply {
+        cause: ClientError::BadReply {
+            address: nowhere(),
+            op: "any",
+            what: "it is made up",
+            source: None,
+        }
+        .into(),
+    }
+}
+
+fn nowhere() -> ControlAddress {
+    ControlAddress::new(std::net::Ipv4Addr::LOCALHOST.into(), 1)
 }
 
 fn refusal<T>(code: Option<ErrorCode>) -> PushAnswer<T> {

@@ -9,12 +9,13 @@ mod socket;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use self::socket::Exchange;
 use super::address::ControlAddress;
+use super::deadline::deadline_after;
 use super::message::snapshot::PoolSnapshot;
 use super::python;
 use super::server::SocketReason;
@@ -46,7 +47,8 @@ impl ControlContext {
 /// Asks one control server.
 ///
 /// Each call blocks until the reply, an error, or the timeout. A client belongs to one thread at a
-/// time; make one per thread and server.
+/// time; make one per thread and server. It has three of the message library's sockets while it is connected, of which
+/// a [`ControlContext`] allows 1,023.
 pub struct ControlClient {
     context: ControlContext,
     address: ControlAddress,
@@ -60,7 +62,7 @@ pub struct ControlClient {
 #[non_exhaustive]
 pub enum ClientError {
     /// The server refused the request.
-    #[error("{0}")]
+    #[error(transparent)]
     Refused(Refusal),
     /// There was no connection within the timeout, or none at all for a client that fails fast.
     /// The request did not leave.
@@ -92,14 +94,24 @@ pub enum ClientError {
         op: &'static str,
         /// What is wrong with it.
         what: &'static str,
+        /// What the decoder says, where it says more.
+        source: Option<serde_json::Error>,
     },
-    /// The message library failed.
-    #[error("control socket to {address} failed: {reason}")]
+    /// No socket could be made, or it failed before the request left.
+    #[error("no usable control socket to {address}")]
+    Setup {
+        /// Who was to be asked.
+        address: ControlAddress,
+        /// What the message library says.
+        source: SocketReason,
+    },
+    /// The message library failed after the request had left.
+    #[error("control socket to {address} failed")]
     Socket {
         /// Who was asked.
         address: ControlAddress,
         /// What the library says.
-        reason: SocketReason,
+        source: SocketReason,
     },
 }
 
@@ -108,7 +120,10 @@ impl ClientError {
     ///
     /// False only where that is certain: it refused, or the request never left.
     pub fn may_have_been_applied(&self) -> bool {
-        !matches!(self, Self::Refused(_) | Self::Unreachable { .. })
+        !matches!(
+            self,
+            Self::Refused(_) | Self::Unreachable { .. } | Self::Setup { .. }
+        )
     }
 
     /// The code of a refusal that has one.
@@ -174,7 +189,8 @@ pub struct RemoteStatus {
 }
 
 impl ControlClient {
-    /// A client that connects with its first request.
+    /// A client that connects with its first request. Each request may take `timeout` in all, or as long as it needs
+    /// if that is beyond what the clock can count, as `Duration::MAX` is.
     pub fn new(context: &ControlContext, address: ControlAddress, timeout: Duration) -> Self {
         Self {
             context: context.clone(),
@@ -191,7 +207,7 @@ impl ControlClient {
         self.fail_fast = fail_fast;
     }
 
-    /// How long each later request may take in all.
+    /// How long each later request may take in all; `Duration::MAX` for as long as it needs.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
@@ -343,7 +359,8 @@ impl ControlClient {
     pub fn pool(&mut self) -> Result<PoolSnapshot, ClientError> {
         const OP: &str = "x_pool";
         let result = self.request(OP, &json!({ "op": OP }))?;
-        serde_json::from_value(result).map_err(|_| self.bad_reply(OP)("the snapshot lacks a field"))
+        serde_json::from_value(result)
+            .map_err(|error| self.undecodable(OP, "it is no snapshot", error))
     }
 
     fn bad_reply(&self, op: &'static str) -> impl Fn(&'static str) -> ClientError + use<> {
@@ -352,6 +369,21 @@ impl ControlClient {
             address: address.clone(),
             op,
             what,
+            source: None,
+        }
+    }
+
+    fn undecodable(
+        &self,
+        op: &'static str,
+        what: &'static str,
+        error: serde_json::Error,
+    ) -> ClientError {
+        ClientError::BadReply {
+            address: self.address.clone(),
+            op,
+            what,
+            source: Some(error),
         }
     }
 
@@ -359,16 +391,16 @@ impl ControlClient {
     fn request(&mut self, op: &'static str, body: &Value) -> Result<Value, ClientError> {
         let address = self.address.clone();
         let bytes = python::to_json(body)
-            .map_err(|_| self.bad_reply(op)("the request cannot be encoded"))?;
-        let deadline = Instant::now() + self.timeout;
+            .map_err(|error| self.undecodable(op, "the request cannot be encoded", error))?;
+        let deadline = deadline_after(self.timeout);
         let mut exchange = match self.exchange.take() {
             Some(exchange) => exchange,
             None => Exchange::connect(&self.context, &address)?,
         };
         exchange.send(&bytes, deadline, self.fail_fast)?;
-        let frame = exchange.receive(deadline, self.timeout)?;
-        let reply: Value =
-            serde_json::from_slice(&frame).map_err(|_| self.bad_reply(op)("it is not JSON"))?;
+        let frame = exchange.receive(op, deadline, self.timeout)?;
+        let reply: Value = serde_json::from_slice(&frame)
+            .map_err(|error| self.undecodable(op, "it is not JSON", error))?;
         match decode::outcome(&reply) {
             Ok(result) => {
                 self.exchange = Some(exchange);

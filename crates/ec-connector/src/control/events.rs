@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::address::ControlAddress;
 use super::client::{ClientError, ControlContext};
+use super::deadline::{deadline_after, has_passed, left_millis};
 use super::message::lenient;
 use super::server::SocketReason;
 
@@ -79,14 +80,14 @@ impl EventSubscriber {
     /// The connections come about in the background; events wait at the shards meanwhile.
     ///
     /// # Errors
-    /// [`ClientError::Socket`].
+    /// [`ClientError::Setup`].
     pub fn connect(
         context: &ControlContext,
         shards: &[ControlAddress],
     ) -> Result<Self, ClientError> {
-        let failed = |address: &ControlAddress, error| ClientError::Socket {
+        let failed = |address: &ControlAddress, error| ClientError::Setup {
             address: address.clone(),
-            reason: SocketReason::new(error),
+            source: SocketReason::new(error),
         };
         let make = || -> Result<zmq::Socket, zmq::Error> {
             let socket = context.context.socket(zmq::PULL)?;
@@ -105,12 +106,12 @@ impl EventSubscriber {
         Ok(Self { socket, ignored: 0 })
     }
 
-    /// The next event, waiting up to `timeout` for one.
+    /// The next event, waiting up to `timeout` for one; `Duration::MAX` waits for as long as it takes.
     ///
     /// # Errors
     /// What the message library says; the subscriber is of no use then.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<ReadyEvent>, SocketReason> {
-        let deadline = std::time::Instant::now() + timeout;
+        let deadline = deadline_after(timeout);
         loop {
             match self.socket.recv_multipart(zmq::DONTWAIT) {
                 Ok(frames) => match frames.as_slice() {
@@ -121,12 +122,10 @@ impl EventSubscriber {
                     _ => self.ignored += 1,
                 },
                 Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => {
-                    let left = deadline.saturating_duration_since(std::time::Instant::now());
-                    if left.is_zero() {
+                    if has_passed(deadline) {
                         return Ok(None);
                     }
-                    let millis = i64::try_from(left.as_micros().div_ceil(1000));
-                    match self.socket.poll(zmq::POLLIN, millis.unwrap_or(i64::MAX)) {
+                    match self.socket.poll(zmq::POLLIN, left_millis(deadline)) {
                         Ok(_) | Err(zmq::Error::EINTR) => {}
                         Err(error) => return Err(SocketReason::new(error)),
                     }

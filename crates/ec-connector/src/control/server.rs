@@ -62,16 +62,16 @@ impl ServerConfig {
 #[non_exhaustive]
 pub enum ServerError {
     /// The port is in use, or the address is not one of this machine.
-    #[error("cannot listen on {endpoint}: {reason}")]
+    #[error("cannot listen on {endpoint}")]
     Bind {
         /// What was to be bound.
         endpoint: String,
         /// What the system says.
-        reason: SocketReason,
+        source: SocketReason,
     },
     /// A socket could not be made or set up.
-    #[error("cannot set up a socket: {0}")]
-    Socket(SocketReason),
+    #[error("cannot set up a socket")]
+    Socket(#[source] SocketReason),
     /// The thread could not be started.
     #[error("cannot start the control thread")]
     Thread(#[source] std::io::Error),
@@ -103,6 +103,8 @@ impl std::fmt::Display for SocketReason {
         f.write_str(self.text)
     }
 }
+
+impl std::error::Error for SocketReason {}
 
 /// Totals since a server started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

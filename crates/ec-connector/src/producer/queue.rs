@@ -1,6 +1,7 @@
 //! Pushes that wait: for a thread, for a moment, or for another push of the same content.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,9 @@ use crate::code::ErrorCode;
 use crate::control::ControlAddress;
 use crate::moment::Moment;
 use crate::name::{MmHash, TransferId};
-use crate::push::{ContentLanes, Delivery, IdPolicy, PushConfig, PushFailure, PushMachine};
+use crate::push::{
+    ContentLanes, Delivery, IdPolicy, PushConfig, PushFailure, PushMachine, PushStep,
+};
 use crate::random_ids::IdSource;
 use crate::reservation::ReserveRequest;
 use crate::staging::{Source, Staged};
@@ -225,7 +228,15 @@ impl Queue {
         let mut state = self.lock();
         if state.closing {
             if let Some(machine) = &mut record.machine {
-                machine.give_up(self.now(), PushFailure::Closed);
+                let now = self.now();
+                machine.give_up(now, PushFailure::Closed);
+                debug_assert!(
+                    !matches!(
+                        machine.clone().poll(now, || record.first_id.clone()),
+                        PushStep::WaitUntil(_) | PushStep::WaitForRoom(_)
+                    ),
+                    "a push that was given up waits, and would be polled again and again"
+                );
             }
             state.runnable.push_back(record);
         } else {
@@ -242,12 +253,14 @@ impl Queue {
     /// If the consumer did not answer, or is shutting down, whatever else waits for it ends as well.
     pub(super) fn end(&self, record: Record, result: Result<Delivery, PushError>) {
         let gone = match &result {
+            Err(error @ PushError::Failed(failure)) if error.is_unreachable() => {
+                Some(failure.clone())
+            }
             Err(PushError::Failed(
-                failure @ (PushFailure::Unreachable { .. }
-                | PushFailure::Refused {
+                failure @ PushFailure::Refused {
                     code: Some(ErrorCode::ShuttingDown),
                     ..
-                }),
+                },
             )) => Some(failure.clone()),
             _ => None,
         };
@@ -274,7 +287,11 @@ impl Queue {
     fn report_all(&self, ended: Vec<(Record, Result<Delivery, PushError>)>) {
         let count = ended.len();
         for (record, result) in ended {
-            report(record, result);
+            if catch_unwind(AssertUnwindSafe(|| report(record, result))).is_err() {
+                tracing::error!(
+                    "whoever waited for a push panicked when it was told that it has ended"
+                );
+            }
         }
         self.lock().open -= count;
         self.room.notify_all();
@@ -377,8 +394,11 @@ fn report(record: Record, result: Result<Delivery, PushError>) {
             .map_or(Duration::ZERO, |first| first.elapsed()),
         wire_bytes: record.wire_bytes,
     };
-    // Whoever is told that the push has ended may rely on its bytes being let go.
-    drop(record.source);
-    drop(record.staged);
+    // Whoever is told that the push has ended may rely on its bytes being let go. What keeps them is the caller's,
+    // whose defects must not make a push that has arrived a lost one.
+    let let_go = || drop((record.source, record.staged));
+    if catch_unwind(AssertUnwindSafe(let_go)).is_err() {
+        tracing::error!("what kept the bytes of a push panicked when it was dropped");
+    }
     record.ending.end(report);
 }

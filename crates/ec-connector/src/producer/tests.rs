@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
+use mooncake_transport::Reason;
 use sha2::{Digest, Sha256};
 
 use super::*;
@@ -15,6 +16,7 @@ use crate::consumer::{Consumer, ConsumerConfig, TakenItem};
 use crate::content_hash::ContentHasher;
 use crate::dtype::Dtype;
 use crate::fake_engine::{FakeEngine, Fate};
+use crate::push::WriteError;
 use crate::reservation::TakePolicy;
 
 const POOL: u64 = 1 << 20;
@@ -543,4 +545,103 @@ fn a_consumer_that_refuses_without_a_code_is_asked_a_few_times() {
     let error = report.result.unwrap_err();
     assert_eq!(error.code(), "refused");
     assert!(error.to_string().contains("no such thing"), "{error}");
+}
+
+#[test]
+fn an_answer_that_is_no_control_reply_ends_a_push_at_once_and_is_named() {
+    let engine = FakeEngine::new();
+    let producer = producer(&engine, 60_000);
+    for reply in [
+        "SSH-2.0-OpenSSH_9.2",
+        // As if every operation answered `peers`: the reserve is granted another length.
+        r#"{"ok": true, "result": {"ports": "none", "nbytes": 3}}"#,
+    ] {
+        let address = answering(reply);
+        let started = Instant::now();
+        let report = done(&producer.push(item(&address, &bytes(10, 1))));
+        assert!(started.elapsed() < Duration::from_secs(5));
+        let error = report.result.unwrap_err();
+        assert_eq!(error.code(), "bad_reply");
+        let PushError::Failed(PushFailure::BadReply { cause }) = &error else {
+            panic!("{error:?}")
+        };
+        assert!(matches!(**cause, ClientError::BadReply { .. }));
+        assert!(
+            std::error::Error::source(&error).is_some(),
+            "a chain of causes names it"
+        );
+    }
+}
+
+#[test]
+fn the_engines_reason_reaches_whoever_waits_for_the_push() {
+    let engine = FakeEngine::new();
+    let consumer = taking(&engine);
+    let producer = producer(&engine, 10_000);
+    engine.next_writes(&[Fate::Unknown]);
+    let report = done(&producer.push(item(consumer.address(), &bytes(1_000, 1))));
+    let Err(PushError::Failed(PushFailure::WriteUnknown { cause })) = report.result else {
+        panic!("{report:?}")
+    };
+    assert_eq!(*cause, WriteError::Task(Reason::Stalled { timeout_ms: 1 }));
+}
+
+#[test]
+fn a_panic_of_whoever_is_told_of_a_push_harms_neither_its_report_nor_others() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("told to");
+        }
+    }
+    struct PanicsWhenDropped;
+    impl Drop for PanicsWhenDropped {
+        fn drop(&mut self) {
+            panic!("told to");
+        }
+    }
+    let engine = FakeEngine::new();
+    let consumer = consumer(&engine, TakePolicy::Caller);
+    let mut config = ProducerConfig {
+        threads: NonZeroUsize::MIN,
+        pushes_max: NonZeroUsize::MIN,
+        staging_bytes: 4096,
+        ..ProducerConfig::default()
+    };
+    config.push.timeout_ms = 10_000;
+    let producer = Producer::start(engine.clone(), config).unwrap();
+    let waker = Waker::from(Arc::new(Panics));
+    for seed in 0..3 {
+        let mut push = producer.push(item(consumer.address(), &bytes(100, seed)));
+        let polled = Pin::new(&mut push).poll(&mut Context::from_waker(&waker));
+        drop(polled);
+        assert_eq!(done(&push).result.unwrap(), Delivery::Written);
+
+        let mut held = item(consumer.address(), &bytes(100, 100 + seed));
+        let memory = slab_memory::HostSlab::new(100).unwrap();
+        memory.copy_in(0, &bytes(100, 100 + seed)).unwrap();
+        held.source = Source::Memory {
+            memory: Arc::new(memory),
+            range: 0..100,
+            hold: Arc::new(PanicsWhenDropped),
+        };
+        let report = done(&producer.push(held));
+        assert_eq!(report.result.unwrap(), Delivery::Written);
+    }
+    assert_eq!(engine.registered(), 2, "the two slabs");
+}
+
+#[test]
+fn threads_beyond_what_the_message_library_serves_are_refused() {
+    let config = ProducerConfig {
+        threads: NonZeroUsize::MIN.saturating_add(THREADS_MAX),
+        ..ProducerConfig::default()
+    };
+    assert!(matches!(
+        Producer::start(FakeEngine::new(), config),
+        Err(ProducerError::TooManyThreads {
+            threads: 129,
+            max: 128
+        })
+    ));
 }

@@ -8,11 +8,16 @@ use std::time::{Duration, Instant};
 use mooncake_transport::{ControlError, Engine, EngineError, Op, Reason, Remote, Segment, Task};
 
 use super::PushError;
+use super::clients::Clients;
 use super::queue::{Queue, Record};
 use crate::control::{
     ClientError, ControlAddress, ControlClient, ControlContext, Refusal, RemoteReserve,
 };
-use crate::push::{PushAction, PushAnswer, PushMachine, PushStep, Reserved, WriteEnd};
+use crate::moment::Moment;
+use crate::push::{
+    Cause, Delivery, PushAction, PushAnswer, PushFailure, PushMachine, PushStep, Reserved,
+    StageEnd, WriteEnd, WriteError,
+};
 use crate::staging::{StageError, Staging};
 
 /// What the threads of a producer share.
@@ -20,6 +25,7 @@ pub(super) struct Site {
     engine: Arc<dyn Engine>,
     staging: Staging,
     context: ControlContext,
+    threads: usize,
     /// The one shard of each consumer that has been asked for it; forgotten when it does not answer (row D7).
     shards: Mutex<HashMap<ControlAddress, ControlAddress>>,
     segments: Mutex<HashMap<String, Segment>>,
@@ -38,11 +44,13 @@ enum Patience {
 const CONSUMERS_MAX: usize = 256;
 
 impl Site {
-    pub(super) fn new(engine: Arc<dyn Engine>, staging: Staging, context: ControlContext) -> Self {
+    /// What `threads` threads share.
+    pub(super) fn new(engine: Arc<dyn Engine>, staging: Staging, threads: usize) -> Self {
         Self {
             engine,
             staging,
-            context,
+            context: ControlContext::new(),
+            threads,
             shards: Mutex::default(),
             segments: Mutex::default(),
         }
@@ -94,51 +102,56 @@ pub(super) fn run(queue: &Queue, site: &Site) {
     let mut worker = Worker {
         queue,
         site,
-        clients: HashMap::new(),
+        clients: Clients::new(site.context.clone(), site.threads),
     };
     while let Some(record) = queue.next() {
         let lane = record.lane();
         // A defect that shows with one push must not take the thread from the others.
-        if catch_unwind(AssertUnwindSafe(|| worker.drive(record))).is_err() {
-            tracing::error!("a push was lost to a panic");
-            // A request may have been under way: its socket cannot be used again.
-            worker.clients.clear();
-            queue.lose(&lane);
+        match catch_unwind(AssertUnwindSafe(|| worker.drive(record))) {
+            Ok(Turn::Waits(at, record)) => queue.wait_until(at, *record),
+            Ok(Turn::Ended(result, record)) => queue.end(*record, result),
+            Err(_) => {
+                tracing::error!("a push was lost to a panic");
+                worker.clients.clear();
+                queue.lose(&lane);
+            }
         }
     }
+}
+
+/// Why a thread lets a push go.
+enum Turn {
+    /// There is nothing to do for it before that moment.
+    Waits(Moment, Box<Record>),
+    /// It has ended.
+    Ended(Result<Delivery, PushError>, Box<Record>),
 }
 
 struct Worker<'a> {
     queue: &'a Queue,
     site: &'a Site,
-    /// Request sockets belong to one thread each.
-    clients: HashMap<ControlAddress, ControlClient>,
+    clients: Clients,
 }
 
 impl Worker<'_> {
     /// Carries a push on until it has to wait or has ended.
-    fn drive(&mut self, mut record: Record) {
+    fn drive(&mut self, record: Record) -> Turn {
+        let mut record = Box::new(record);
         loop {
             let mut machine = self.queue.machine(&mut record);
             let step = machine.poll(self.queue.now(), || self.queue.ids().transfer_id());
-            match step {
-                PushStep::Do(action) => {
-                    let ended = self.act(action, &mut record, &mut machine);
+            let ended = match step {
+                PushStep::Do(action) => self.act(action, &mut record, &mut machine).err().map(Err),
+                PushStep::WaitUntil(at) | PushStep::WaitForRoom(at) => {
                     record.machine = Some(machine);
-                    if let Err(error) = ended {
-                        return self.queue.end(record, Err(error));
-                    }
+                    return Turn::Waits(at, record);
                 }
-                PushStep::WaitUntil(at) => {
-                    record.machine = Some(machine);
-                    return self.queue.wait_until(at, record);
-                }
-                PushStep::Done(outcome) => {
-                    record.machine = Some(machine);
-                    let result = outcome.result.map_err(PushError::Failed);
-                    return self.queue.end(record, result);
-                }
+                PushStep::Done(outcome) => Some(outcome.result.map_err(PushError::Failed)),
                 PushStep::InProgress => unreachable!("one thread at a time drives a push"),
+            };
+            record.machine = Some(machine);
+            if let Some(result) = ended {
+                return Turn::Ended(result, record);
             }
         }
     }
@@ -167,7 +180,10 @@ impl Worker<'_> {
                     }
                     PushAnswer::Refused { code, text } => PushAnswer::Refused { code, text },
                     // The reserve itself was not sent.
-                    PushAnswer::Lost { .. } => PushAnswer::Lost { sent: false },
+                    PushAnswer::Lost { cause, .. } => PushAnswer::Lost { sent: false, cause },
+                    PushAnswer::BadReply { cause } => {
+                        return Err(PushFailure::BadReply { cause }.into());
+                    }
                 };
                 machine.handle_reserve(self.queue.now(), reserved(answer));
             }
@@ -181,11 +197,11 @@ impl Worker<'_> {
                 match staged {
                     Ok(staged) => {
                         record.staged = Some(staged);
-                        machine.handle_staged(true);
+                        machine.handle_staged(StageEnd::Ready);
                     }
                     Err(error) => {
                         record.error = Some(PushError::Stage(Arc::new(error)));
-                        machine.handle_staged(false);
+                        machine.handle_staged(StageEnd::Failed);
                     }
                 }
             }
@@ -260,7 +276,8 @@ impl Worker<'_> {
                 PushAnswer::Reply(())
             }
             PushAnswer::Refused { code, text } => PushAnswer::Refused { code, text },
-            PushAnswer::Lost { sent } => PushAnswer::Lost { sent },
+            PushAnswer::Lost { sent, cause } => PushAnswer::Lost { sent, cause },
+            PushAnswer::BadReply { cause } => PushAnswer::BadReply { cause },
         })
     }
 
@@ -276,55 +293,54 @@ impl Worker<'_> {
             .site
             .shard(consumer)
             .unwrap_or_else(|| consumer.clone());
-        if self.clients.len() >= CONSUMERS_MAX && !self.clients.contains_key(&shard) {
-            self.clients.clear();
-        }
         // Zero would mean not to wait at all.
         let timeout = until
             .saturating_duration_since(Instant::now())
             .max(Duration::from_millis(1));
-        let client = self
-            .clients
-            .entry(shard.clone())
-            .or_insert_with(|| ControlClient::new(&self.site.context, shard, timeout));
-        client.set_timeout(timeout);
+        let client = self.clients.get(&shard, timeout);
         client.set_fail_fast(patience == Patience::WhileItAnswers);
-        match request(client) {
-            Ok(reply) => Ok(PushAnswer::Reply(reply)),
+        let error = match request(client) {
+            Ok(reply) => return Ok(PushAnswer::Reply(reply)),
             Err(ClientError::Refused(Refusal { code, text })) => {
-                Ok(PushAnswer::Refused { code, text })
+                return Ok(PushAnswer::Refused { code, text });
             }
-            Err(error) => {
-                self.site.forget_shard(consumer);
-                tracing::debug!(peer = %consumer, %error, "no reply from the consumer");
-                Ok(PushAnswer::Lost {
-                    sent: error.may_have_been_applied(),
-                })
-            }
-        }
+            Err(error) => error,
+        };
+        self.site.forget_shard(consumer);
+        tracing::debug!(peer = %consumer, %error, "no reply from the consumer");
+        let sent = error.may_have_been_applied();
+        Ok(match error {
+            ClientError::BadReply { .. } => PushAnswer::BadReply {
+                cause: error.into(),
+            },
+            _ => PushAnswer::Lost {
+                sent,
+                cause: error.into(),
+            },
+        })
     }
 
     fn write(&self, record: &mut Record, session: &str, address: u64) -> WriteEnd {
-        let ended = |error: EngineError| WriteEnd::Ended {
-            reason: chain(&error),
-        };
         let Some(staged) = record.staged.clone() else {
-            return WriteEnd::Ended {
-                reason: "nothing was staged".to_owned(),
-            };
+            unreachable!("a push writes what it has staged");
+        };
+        let begin = |error: EngineError| WriteEnd::Ended {
+            cause: Cause::new(WriteError::Begin(error)),
         };
         let segment = match self.site.segment(session) {
             Ok(segment) => segment,
             // As with a write: it has too many connections.
-            Err(EngineError::Control {
-                source: source @ ControlError::Closed,
-                ..
-            }) => {
+            Err(
+                error @ EngineError::Control {
+                    source: ControlError::Closed,
+                    ..
+                },
+            ) => {
                 return WriteEnd::Closed {
-                    reason: chain(&source),
+                    cause: Cause::new(WriteError::Begin(error)),
                 };
             }
-            Err(error) => return ended(error),
+            Err(error) => return begin(error),
         };
         let len = staged.range.end - staged.range.start;
         let task = Task {
@@ -337,28 +353,29 @@ impl Worker<'_> {
         };
         let batch = match self.site.engine.submit(vec![task]) {
             Ok(batch) => batch,
-            Err(refused) => return ended(refused.cause),
+            Err(refused) => return begin(refused.cause),
         };
         // Every task settles within the engine's own deadlines.
         let report = batch.wait(None);
-        match report.as_ref().and_then(|report| report.tasks().first()) {
-            Some(settled) => match &settled.remote {
-                Remote::Applied => {
-                    record.wire_bytes += len;
-                    WriteEnd::Applied
-                }
-                Remote::Ended(reason @ Reason::Closed) => WriteEnd::Closed {
-                    reason: chain(reason),
-                },
-                Remote::Ended(reason) => WriteEnd::Ended {
-                    reason: chain(reason),
-                },
-                Remote::Unknown(reason) => WriteEnd::Unknown {
-                    reason: chain(reason),
-                },
+        let settled = report.as_ref().and_then(|report| report.tasks().first());
+        let task = |reason| Cause::new(WriteError::Task(reason));
+        match settled.map(|settled| settled.remote.clone()) {
+            Some(Remote::Applied) => {
+                record.wire_bytes += len;
+                WriteEnd::Applied
+            }
+            Some(Remote::Ended(reason @ Reason::Closed)) => WriteEnd::Closed {
+                cause: task(reason),
             },
+            Some(Remote::Ended(reason)) => WriteEnd::Ended {
+                cause: task(reason),
+            },
+            Some(Remote::Unknown(reason)) => WriteEnd::Unknown {
+                cause: task(reason),
+            },
+            // An engine that reports on no task has lost it.
             None => WriteEnd::Unknown {
-                reason: "the engine gave no report".to_owned(),
+                cause: task(Reason::Lost),
             },
         }
     }
@@ -371,7 +388,8 @@ fn map<T, U>(answer: PushAnswer<T>, f: impl FnOnce(T) -> U) -> PushAnswer<U> {
     match answer {
         PushAnswer::Reply(reply) => PushAnswer::Reply(f(reply)),
         PushAnswer::Refused { code, text } => PushAnswer::Refused { code, text },
-        PushAnswer::Lost { sent } => PushAnswer::Lost { sent },
+        PushAnswer::Lost { sent, cause } => PushAnswer::Lost { sent, cause },
+        PushAnswer::BadReply { cause } => PushAnswer::BadReply { cause },
     }
 }
 
@@ -395,16 +413,4 @@ fn reserved(answer: PushAnswer<RemoteReserve>) -> PushAnswer<Reserved> {
         },
         RemoteReserve::Cancelled => Reserved::Cancelled,
     })
-}
-
-/// An error with its sources on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }

@@ -1,6 +1,13 @@
 //! One push at a time, step by step.
 
+use std::error::Error;
+
+use mooncake_transport::Reason;
+
 use super::*;
+use crate::code::ErrorCode;
+use crate::control::{ClientError, ControlAddress};
+use crate::reservation::Completion;
 
 const LEN: u64 = 4096;
 
@@ -80,7 +87,7 @@ impl Driven {
     fn begin_write(&mut self) {
         self.reserve(granted(true, false));
         assert_eq!(self.act(), PushAction::Stage);
-        self.machine.handle_staged(true);
+        self.machine.handle_staged(StageEnd::Ready);
     }
 
     fn write(&mut self, end: WriteEnd) {
@@ -163,7 +170,34 @@ fn refused<T>(code: Option<ErrorCode>) -> PushAnswer<T> {
 const LOST_REPLY: bool = true;
 
 fn lost<T>() -> PushAnswer<T> {
-    PushAnswer::Lost { sent: LOST_REPLY }
+    lost_when(LOST_REPLY)
+}
+
+fn lost_when<T>(sent: bool) -> PushAnswer<T> {
+    let address = ControlAddress::parse("tcp://127.0.0.1:1").unwrap();
+    PushAnswer::Lost {
+        sent,
+        cause: ClientError::Disconnected { address }.into(),
+    }
+}
+
+fn bad<T>() -> PushAnswer<T> {
+    PushAnswer::BadReply {
+        cause: nonsense().into(),
+    }
+}
+
+fn nonsense() -> ClientError {
+    ClientError::BadReply {
+        address: ControlAddress::parse("tcp://127.0.0.1:1").unwrap(),
+        op: "reserve",
+        what: "it is nonsense",
+        source: None,
+    }
+}
+
+fn closed() -> Cause<WriteError> {
+    WriteError::Task(Reason::Closed).into()
 }
 
 #[test]
@@ -236,7 +270,7 @@ fn a_given_id_is_refreshed_after_a_lost_reserve_reply() {
 #[test]
 fn a_request_that_never_left_is_repeated_plainly() {
     let mut push = Driven::given();
-    push.reserve(PushAnswer::Lost { sent: false });
+    push.reserve(lost_when(false));
     assert_eq!(push.reserve(granted(false, true)).as_str(), "t");
 }
 
@@ -356,7 +390,10 @@ fn a_follower_gives_up_at_the_timeout_and_tells_the_consumer() {
         push.status(PushAnswer::Reply(Some(false)));
     }
     push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
-    assert!(matches!(push.result(), Err(PushFailure::TimedOut { .. })));
+    assert!(matches!(
+        push.result(),
+        Err(PushFailure::StillWriting { .. })
+    ));
 }
 
 // row: C3.7b, D16
@@ -364,16 +401,12 @@ fn a_follower_gives_up_at_the_timeout_and_tells_the_consumer() {
 fn a_write_that_ended_is_abandoned_and_one_with_unknown_end_only_cancelled() {
     for (end, kind, code) in [
         (
-            WriteEnd::Ended {
-                reason: "reset".to_owned(),
-            },
+            WriteEnd::Ended { cause: closed() },
             CancelKind::Abandon,
             "write_failed",
         ),
         (
-            WriteEnd::Unknown {
-                reason: "deadline".to_owned(),
-            },
+            WriteEnd::Unknown { cause: closed() },
             CancelKind::Plain,
             "write_unknown",
         ),
@@ -388,9 +421,7 @@ fn a_write_that_ended_is_abandoned_and_one_with_unknown_end_only_cancelled() {
 
 #[test]
 fn a_write_whose_connection_was_closed_is_tried_again_in_a_new_reservation_until_the_timeout() {
-    let closed = || WriteEnd::Closed {
-        reason: "closed".to_owned(),
-    };
+    let closed = || WriteEnd::Closed { cause: closed() };
     let mut push = Driven::fresh();
     push.begin_write();
     push.write(closed());
@@ -426,7 +457,7 @@ fn a_source_that_cannot_be_staged_gives_the_memory_back() {
     let mut push = Driven::fresh();
     push.reserve(granted(true, false));
     assert_eq!(push.act(), PushAction::Stage);
-    push.machine.handle_staged(false);
+    push.machine.handle_staged(StageEnd::Failed);
     push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
     assert_eq!(push.result(), Err(PushFailure::Source));
 }
@@ -592,6 +623,160 @@ fn giving_up_ends_what_only_waits_and_lets_a_write_finish() {
 }
 
 #[test]
+fn a_push_that_was_given_up_never_waits_again() {
+    // A complete that waits to be repeated is sent once more, now, and that is the end.
+    let mut push = Driven::fresh();
+    push.begin_write();
+    push.write(WriteEnd::Applied);
+    push.complete(lost());
+    push.machine.give_up(push.now, PushFailure::Closed);
+    let before = push.now;
+    push.complete(lost());
+    assert_eq!(push.now, before, "without a wait");
+    assert_eq!(push.result(), Err(PushFailure::Closed));
+
+    // A write under way: its complete is tried once.
+    let mut push = Driven::fresh();
+    push.begin_write();
+    push.act();
+    push.machine.give_up(push.now, PushFailure::Closed);
+    push.machine.handle_write(push.now, WriteEnd::Applied);
+    push.complete(lost());
+    assert_eq!(push.result(), Err(PushFailure::Closed));
+
+    // A reserve under way: what it grants is given back, as a writer or as a follower.
+    for write in [true, false] {
+        let mut push = Driven::fresh();
+        push.act();
+        push.machine.give_up(push.now, PushFailure::Closed);
+        push.machine.handle_reserve(push.now, granted(write, false));
+        push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
+        assert_eq!(push.result(), Err(PushFailure::Closed));
+    }
+}
+
+#[test]
+fn a_push_that_was_given_up_says_why_and_not_that_its_time_was_over() {
+    let given_up = |answer| {
+        let mut push = Driven::fresh();
+        push.act();
+        push.machine.give_up(push.now, PushFailure::Closed);
+        // A second reason changes nothing.
+        push.machine.give_up(push.now, PushFailure::Cancelled);
+        push.machine.handle_reserve(push.now, answer);
+        push.result()
+    };
+    let full = given_up(refused(Some(ErrorCode::PoolFull)));
+    assert_eq!(full, Err(PushFailure::Closed));
+    assert_eq!(given_up(lost_when(false)), Err(PushFailure::Closed));
+    let large = given_up(refused(Some(ErrorCode::TooLarge)));
+    assert_eq!(large.unwrap_err().code(), "too_large", "that is known");
+
+    let mut push = Driven::given();
+    push.reserve(granted(false, false));
+    push.act();
+    push.machine.give_up(push.now, PushFailure::Closed);
+    push.machine
+        .handle_status(push.now, PushAnswer::Reply(Some(false)));
+    push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
+    assert_eq!(push.result(), Err(PushFailure::Closed));
+}
+
+#[test]
+fn content_that_vanishes_until_the_time_is_over_is_not_called_another_producers() {
+    let mut push = Driven::fresh();
+    while push.machine.outcome().is_none() {
+        push.reserve(granted(false, false));
+        push.status(PushAnswer::Reply(None));
+    }
+    assert!(matches!(push.result(), Err(PushFailure::TimedOut { .. })));
+}
+
+#[test]
+fn an_answer_that_makes_no_sense_ends_the_push_at_once_and_is_told_as_the_cause() {
+    let started = Driven::fresh().now;
+    let mut pushes = Vec::new();
+    let mut push = Driven::fresh();
+    push.reserve(bad());
+    push.cancel(CancelKind::Abandon, bad());
+    pushes.push(push);
+    let mut push = Driven::fresh();
+    push.begin_write();
+    push.write(WriteEnd::Applied);
+    push.complete(bad());
+    push.cancel(CancelKind::Abandon, bad());
+    pushes.push(push);
+    let mut push = Driven::fresh();
+    push.reserve(granted(false, false));
+    push.status(bad());
+    push.cancel(CancelKind::Abandon, bad());
+    pushes.push(push);
+    for mut push in pushes {
+        assert!(push.now.as_millis() - started.as_millis() < 10);
+        let failure = push.result().unwrap_err();
+        assert_eq!(failure.code(), "bad_reply");
+        let cause = failure.source().unwrap();
+        assert!(cause.to_string().contains("it is nonsense"), "{cause}");
+    }
+}
+
+#[test]
+fn the_cause_of_a_failed_write_and_of_a_lost_reply_can_be_told_apart() {
+    let mut push = Driven::fresh();
+    push.begin_write();
+    push.write(WriteEnd::Ended { cause: closed() });
+    push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
+    let Err(PushFailure::WriteEnded { cause }) = push.result() else {
+        panic!("{:?}", push.result())
+    };
+    assert_eq!(*cause, WriteError::Task(Reason::Closed));
+
+    let mut push = Driven::given();
+    while push.machine.outcome().is_none() {
+        push.reserve(lost_when(false));
+    }
+    let Err(PushFailure::Unreachable { cause, .. }) = push.result() else {
+        panic!("{:?}", push.result())
+    };
+    assert!(matches!(*cause, ClientError::Disconnected { .. }));
+}
+
+#[test]
+fn a_push_waits_for_room_to_stage_until_its_time_is_over() {
+    let mut push = Driven::fresh();
+    push.reserve(granted(true, false));
+    for _ in 0..3 {
+        assert_eq!(push.act(), PushAction::Stage);
+        push.machine.handle_staged(StageEnd::Later);
+        let step = push.machine.poll(push.now, || panic!("no id is needed"));
+        assert!(matches!(step, PushStep::WaitForRoom(at) if at > push.now));
+        push.pass(10);
+        push.machine.handle_room();
+    }
+    push.act();
+    push.machine.handle_staged(StageEnd::Later);
+    let PushStep::WaitForRoom(at) = push.machine.poll(push.now, || panic!("no id is needed"))
+    else {
+        panic!("it waits")
+    };
+    push.now = at;
+    push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
+    let failure = push.result().unwrap_err();
+    assert!(
+        matches!(failure, PushFailure::StagingFull { waited_ms } if (58_000..60_000).contains(&waited_ms)),
+        "{failure:?}"
+    );
+
+    let mut push = Driven::fresh();
+    push.reserve(granted(true, false));
+    push.act();
+    push.machine.handle_staged(StageEnd::Later);
+    push.machine.give_up(push.now, PushFailure::Closed);
+    push.cancel(CancelKind::Abandon, PushAnswer::Reply(true));
+    assert_eq!(push.result(), Err(PushFailure::Closed));
+}
+
+#[test]
 fn a_reservation_of_another_length_is_given_back() {
     let mut push = Driven::new(IdPolicy::Fresh, LEN + 1);
     push.reserve(granted(true, false));
@@ -607,7 +792,10 @@ fn a_reservation_of_another_length_is_given_back() {
 
 #[test]
 fn failures_have_codes_and_texts_that_say_what_to_do() {
-    let unreachable = PushFailure::Unreachable { waited_ms: 7 };
+    let unreachable = PushFailure::Unreachable {
+        waited_ms: 7,
+        cause: nonsense().into(),
+    };
     assert_eq!(unreachable.code(), "unreachable");
     assert!(unreachable.to_string().contains("check that it runs"));
     let full = PushFailure::PoolFull { waited_ms: 7 };

@@ -1,6 +1,10 @@
 //! What goes into the push machine and what comes out of it.
 
+use mooncake_transport::{EngineError, Reason};
+
+use super::cause::Cause;
 use crate::code::ErrorCode;
+use crate::control::ClientError;
 use crate::moment::Moment;
 use crate::name::TransferId;
 use crate::reservation::CancelKind;
@@ -47,6 +51,9 @@ pub enum PushStep {
     Do(PushAction),
     /// Nothing before this moment.
     WaitUntil(Moment),
+    /// Nothing before this moment, unless there may be room to stage the source: then
+    /// [`handle_room`](super::PushMachine::handle_room).
+    WaitForRoom(Moment),
     /// The result of an earlier action is outstanding.
     InProgress,
     /// The push has ended.
@@ -64,7 +71,7 @@ pub enum PushAction {
         timeout_ms: u64,
     },
     /// Put the source where the engine can read it; then [`handle_staged`](super::PushMachine::handle_staged).
-    /// Asked once: it stays there until the push has ended.
+    /// Asked until it is there, where it stays until the push has ended.
     Stage,
     /// Write the source to the consumer; then [`handle_write`](super::PushMachine::handle_write).
     Write {
@@ -114,10 +121,17 @@ pub enum PushAnswer<T> {
         /// Why, for people.
         text: String,
     },
-    /// There was no usable reply.
+    /// There was no reply.
     Lost {
         /// The request may have been received and acted upon.
         sent: bool,
+        /// Why there was none.
+        cause: Cause<ClientError>,
+    },
+    /// What came is no reply to this request; it may have been acted upon. Asking again would not help.
+    BadReply {
+        /// What is wrong with it.
+        cause: Cause<ClientError>,
     },
 }
 
@@ -143,6 +157,17 @@ pub enum Reserved {
     Cancelled,
 }
 
+/// What became of staging the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StageEnd {
+    /// It is in place.
+    Ready,
+    /// There is no room for it now; there will be when other pushes have ended.
+    Later,
+    /// It cannot be had.
+    Failed,
+}
+
 /// How a write ended, as the engine tells it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WriteEnd {
@@ -152,18 +177,30 @@ pub enum WriteEnd {
     /// better.
     Closed {
         /// What the engine reported.
-        reason: String,
+        cause: Cause<WriteError>,
     },
     /// Nothing more will be stored; the range may be partly written. Trying again is no use.
     Ended {
         /// What the engine reported.
-        reason: String,
+        cause: Cause<WriteError>,
     },
     /// Bytes may still be stored.
     Unknown {
         /// What the engine reported.
-        reason: String,
+        cause: Cause<WriteError>,
     },
+}
+
+/// Why a write to a consumer's memory did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// The engine could not reach the consumer's, or did not take the write; nothing was sent.
+    #[error("the write could not begin")]
+    Begin(#[source] EngineError),
+    /// The write had begun.
+    #[error(transparent)]
+    Task(Reason),
 }
 
 /// How a push ended.
@@ -212,11 +249,35 @@ pub enum PushFailure {
     Unreachable {
         /// How long the push waited, in milliseconds.
         waited_ms: u64,
+        /// What became of the last request.
+        #[source]
+        cause: Cause<ClientError>,
+    },
+    /// Whoever answers does not speak the consumer's protocol.
+    #[error("the answer makes no sense; check that this is the control address of a consumer")]
+    BadReply {
+        /// What is wrong with it.
+        #[source]
+        cause: Cause<ClientError>,
     },
     /// Another producer's write of the same content did not end in time.
     #[error("another producer was still writing the same content after {waited_ms} ms; push again")]
+    StillWriting {
+        /// How long the push waited, in milliseconds.
+        waited_ms: u64,
+    },
+    /// The time was over before the push had found out where it stands.
+    #[error("the push was not done after {waited_ms} ms; push again, with a longer timeout")]
     TimedOut {
         /// How long the push waited, in milliseconds.
+        waited_ms: u64,
+    },
+    /// No room came free in the producer's own staging slab in time.
+    #[error(
+        "the producer's staging slab had no room for {waited_ms} ms; give it a larger one, or raise the timeout"
+    )]
+    StagingFull {
+        /// How long the push waited in all, in milliseconds.
         waited_ms: u64,
     },
     /// The consumer cancelled the item: nobody wants it any more.
@@ -239,24 +300,26 @@ pub enum PushFailure {
         granted: u64,
     },
     /// The write was rejected, or the connection broke.
-    #[error("the write to the consumer's memory failed: {reason}")]
+    #[error("the write to the consumer's memory failed")]
     WriteEnded {
         /// What the engine reported.
-        reason: String,
+        #[source]
+        cause: Cause<WriteError>,
     },
     /// Nobody knows how the write ended; the consumer keeps the memory reserved.
     #[error(
-        "nobody knows how the write to the consumer's memory ended: {reason}; the consumer keeps it reserved"
+        "nobody knows how the write to the consumer's memory ended, so the consumer keeps it reserved"
     )]
     WriteUnknown {
         /// What the engine reported.
-        reason: String,
+        #[source]
+        cause: Cause<WriteError>,
     },
     /// The source could not be read or staged.
     #[error("the source could not be made ready for the transfer")]
     Source,
     /// The producer was closed before the push had ended.
-    #[error("the producer was closed before the item was sent")]
+    #[error("the producer was closed before the push had ended")]
     Closed,
 }
 
@@ -270,7 +333,9 @@ impl PushFailure {
             } => code.as_str(),
             Self::Refused { code: None, .. } => "refused",
             Self::Unreachable { .. } => "unreachable",
-            Self::TimedOut { .. } => "timed_out",
+            Self::BadReply { .. } => "bad_reply",
+            Self::StillWriting { .. } | Self::TimedOut { .. } => "timed_out",
+            Self::StagingFull { .. } => "staging_full",
             Self::Cancelled => "cancelled",
             Self::Unconfirmed => "unconfirmed",
             Self::NotCompleted => "not_completed",

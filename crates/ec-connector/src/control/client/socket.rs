@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{ClientError, ControlContext};
 use crate::control::address::ControlAddress;
+use crate::control::deadline::{has_passed, left_millis};
 use crate::control::server::SocketReason;
 
 /// One REQ socket and the monitor of its connection.
@@ -44,9 +45,9 @@ impl Exchange {
                 monitor,
             })
         };
-        make().map_err(|error| ClientError::Socket {
+        make().map_err(|error| ClientError::Setup {
             address: address.clone(),
-            reason: SocketReason::new(error),
+            source: SocketReason::new(error),
         })
     }
 
@@ -54,28 +55,28 @@ impl Exchange {
     pub(super) fn send(
         &mut self,
         frame: &[u8],
-        deadline: Instant,
+        deadline: Option<Instant>,
         fail_fast: bool,
     ) -> Result<(), ClientError> {
         // What happened to the connection since the last reply does not concern this request: a
         // connection that ended is made again while this waits.
-        self.drain_monitor().map_err(|error| self.failed(error))?;
+        self.drain_monitor().map_err(|error| self.unsent(error))?;
         loop {
             let mut items = [
                 self.socket.as_poll_item(zmq::POLLOUT),
                 self.monitor.as_poll_item(zmq::POLLIN),
             ];
-            poll(&mut items, deadline).map_err(|error| self.failed(error))?;
+            poll(&mut items, deadline).map_err(|error| self.unsent(error))?;
             let (writable, told) = (items[0].is_writable(), items[1].is_readable());
             if writable {
                 match self.socket.send(frame, zmq::DONTWAIT) {
                     Ok(()) => return Ok(()),
                     Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => {}
-                    Err(error) => return Err(self.failed(error)),
+                    Err(error) => return Err(self.unsent(error)),
                 }
             }
-            let refused = told && self.drain_monitor().map_err(|error| self.failed(error))?;
-            if (refused && fail_fast) || Instant::now() >= deadline {
+            let refused = told && self.drain_monitor().map_err(|error| self.unsent(error))?;
+            if (refused && fail_fast) || has_passed(deadline) {
                 return Err(ClientError::Unreachable {
                     address: self.address.clone(),
                 });
@@ -86,7 +87,8 @@ impl Exchange {
     /// Waits for the one frame of the reply.
     pub(super) fn receive(
         &mut self,
-        deadline: Instant,
+        op: &'static str,
+        deadline: Option<Instant>,
         timeout: Duration,
     ) -> Result<Vec<u8>, ClientError> {
         let mut ended = false;
@@ -96,8 +98,9 @@ impl Exchange {
                 Ok(()) if frame.get_more() => {
                     return Err(ClientError::BadReply {
                         address: self.address.clone(),
-                        op: "any operation",
+                        op,
                         what: "it has several frames",
+                        source: None,
                     });
                 }
                 Ok(()) => return Ok(frame.to_vec()),
@@ -111,7 +114,7 @@ impl Exchange {
                     address: self.address.clone(),
                 });
             }
-            if Instant::now() >= deadline {
+            if has_passed(deadline) {
                 return Err(ClientError::Timeout {
                     address: self.address.clone(),
                     timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
@@ -140,20 +143,26 @@ impl Exchange {
         }
     }
 
+    /// A failure before the request left.
+    fn unsent(&self, error: zmq::Error) -> ClientError {
+        ClientError::Setup {
+            address: self.address.clone(),
+            source: SocketReason::new(error),
+        }
+    }
+
+    /// A failure after it.
     fn failed(&self, error: zmq::Error) -> ClientError {
         ClientError::Socket {
             address: self.address.clone(),
-            reason: SocketReason::new(error),
+            source: SocketReason::new(error),
         }
     }
 }
 
 /// Waits until one of the items is ready or the deadline has come.
-fn poll(items: &mut [zmq::PollItem<'_>], deadline: Instant) -> Result<(), zmq::Error> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    // Rounded up, so that the last wait does not become a busy one.
-    let millis = left.as_micros().div_ceil(1000);
-    match zmq::poll(items, i64::try_from(millis).unwrap_or(i64::MAX)) {
+fn poll(items: &mut [zmq::PollItem<'_>], deadline: Option<Instant>) -> Result<(), zmq::Error> {
+    match zmq::poll(items, left_millis(deadline)) {
         Ok(_) | Err(zmq::Error::EINTR) => Ok(()),
         Err(error) => Err(error),
     }

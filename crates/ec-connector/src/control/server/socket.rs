@@ -130,7 +130,7 @@ fn bound(
     let endpoint = format!("tcp://{host}:{wanted}");
     let bind = |error| ServerError::Bind {
         endpoint: endpoint.clone(),
-        reason: SocketReason::new(error),
+        source: SocketReason::new(error),
     };
     socket.bind(&endpoint).map_err(bind)?;
     let bound = socket.get_last_endpoint().map_err(set_up)?;
