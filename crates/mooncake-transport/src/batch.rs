@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use slab_memory::Memory;
 
-use crate::error::IoFailure;
+use crate::error::{IoFailure, seconds};
 use crate::segment::Segment;
 use crate::wire::data::Op;
 
@@ -86,7 +86,7 @@ pub enum Reason {
         source: IoFailure,
     },
     /// No connection was made in time; nothing was sent.
-    #[error("no connection to {endpoint} within {timeout_ms} ms")]
+    #[error("no connection to {endpoint} within {}", seconds(*timeout_ms))]
     ConnectTimeout {
         /// The address tried last.
         endpoint: SocketAddr,
@@ -94,13 +94,13 @@ pub enum Reason {
         timeout_ms: u64,
     },
     /// No byte moved for as long as is allowed inside a request.
-    #[error("no progress for {timeout_ms} ms")]
+    #[error("no progress for {}", seconds(*timeout_ms))]
     Stalled {
         /// The time allowed.
         timeout_ms: u64,
     },
     /// The request was sent in full and the peer's answer did not come in time.
-    #[error("no answer within {timeout_ms} ms")]
+    #[error("no answer within {}", seconds(*timeout_ms))]
     NoStatus {
         /// The time allowed.
         timeout_ms: u64,

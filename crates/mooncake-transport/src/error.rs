@@ -246,7 +246,7 @@ pub enum ControlError {
         source: IoFailure,
     },
     /// The peer did not accept a connection in time.
-    #[error("no connection to {endpoint} within {timeout_ms} ms")]
+    #[error("no connection to {endpoint} within {}", seconds(*timeout_ms))]
     ConnectTimeout {
         /// The address tried last.
         endpoint: SocketAddr,
@@ -254,7 +254,7 @@ pub enum ControlError {
         timeout_ms: u64,
     },
     /// The reply did not come in time.
-    #[error("no reply within {timeout_ms} ms")]
+    #[error("no reply within {}", seconds(*timeout_ms))]
     ReplyTimeout {
         /// The time allowed.
         timeout_ms: u64,
@@ -283,6 +283,15 @@ pub enum ControlError {
     /// The engine shut down meanwhile.
     #[error("the engine has shut down")]
     ShutDown,
+}
+
+/// A configured wait for people: in seconds, if it is a whole number of them.
+pub(crate) fn seconds(millis: u64) -> String {
+    if millis.is_multiple_of(1_000) {
+        format!("{} s", millis / 1_000)
+    } else {
+        format!("{millis} ms")
+    }
 }
 
 /// A value that a call refused, given back with the reason.

@@ -20,6 +20,7 @@ use super::message::snapshot::PoolSnapshot;
 use super::python;
 use super::server::SocketReason;
 use crate::code::ErrorCode;
+use crate::moment::seconds;
 use crate::name::TransferId;
 use crate::reservation::{CancelKind, Completion, ReserveRequest};
 
@@ -72,7 +73,7 @@ pub enum ClientError {
         address: ControlAddress,
     },
     /// The request left and no reply came in time.
-    #[error("no reply from {address} within {timeout_ms} ms")]
+    #[error("no reply from {address} within {}", seconds(*timeout_ms))]
     Timeout {
         /// Who was asked.
         address: ControlAddress,

@@ -70,8 +70,16 @@ impl PushMachine {
             .max(self.farewell_ms())
     }
 
+    /// How long the push has taken. One that has used up its time, but for what a last cancel may need, is said to
+    /// have waited for all of it.
     pub(super) fn waited_ms(&self, now: Moment) -> u64 {
-        now.as_millis().saturating_sub(self.started.as_millis())
+        let elapsed_ms = now.as_millis().saturating_sub(self.started.as_millis());
+        let timeout_ms = self.config.timeout_ms;
+        if elapsed_ms.saturating_add(self.farewell_ms()) >= timeout_ms {
+            elapsed_ms.max(timeout_ms)
+        } else {
+            elapsed_ms
+        }
     }
 
     pub(super) fn unreachable(&self, now: Moment, cause: Cause<ClientError>) -> PushFailure {

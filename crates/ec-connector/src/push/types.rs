@@ -5,7 +5,7 @@ use mooncake_transport::{EngineError, Reason};
 use super::cause::Cause;
 use crate::code::ErrorCode;
 use crate::control::ClientError;
-use crate::moment::Moment;
+use crate::moment::{Moment, seconds};
 use crate::name::TransferId;
 use crate::reservation::CancelKind;
 
@@ -228,10 +228,10 @@ pub enum Delivery {
 pub enum PushFailure {
     /// No room came free in time.
     #[error(
-        "the consumer's pool stayed full for {waited_ms} ms; give it a larger pool, or raise the timeout if items are released there"
+        "the consumer's pool stayed full for {}: all that is in it is in use there; have items released (a consumer with --keep or --no-take releases none), give it a larger pool, or raise the timeout", seconds(*waited_ms)
     )]
     PoolFull {
-        /// How long the push waited, in milliseconds.
+        /// How long the push waited, in milliseconds: its timeout, if it used that up.
         waited_ms: u64,
     },
     /// The consumer refused for a reason that waiting does not change.
@@ -244,10 +244,10 @@ pub enum PushFailure {
     },
     /// The consumer did not answer.
     #[error(
-        "the consumer did not answer for {waited_ms} ms; check that it runs and that the address is right"
+        "the consumer did not answer for {}; check that it runs and that the address is right", seconds(*waited_ms)
     )]
     Unreachable {
-        /// How long the push waited, in milliseconds.
+        /// How long the push waited, in milliseconds: its timeout, if it used that up.
         waited_ms: u64,
         /// What became of the last request.
         #[source]
@@ -261,20 +261,21 @@ pub enum PushFailure {
         cause: Cause<ClientError>,
     },
     /// Another producer's write of the same content did not end in time.
-    #[error("another producer was still writing the same content after {waited_ms} ms; push again")]
+    #[error("another producer was still writing the same content after {}; push again", seconds(*waited_ms))]
     StillWriting {
         /// How long the push waited, in milliseconds.
         waited_ms: u64,
     },
     /// The time was over before the push had found out where it stands.
-    #[error("the push was not done after {waited_ms} ms; push again, with a longer timeout")]
+    #[error("the push was not done after {}; push again, with a longer timeout", seconds(*waited_ms))]
     TimedOut {
-        /// How long the push waited, in milliseconds.
+        /// How long the push waited, in milliseconds: its timeout, if it used that up.
         waited_ms: u64,
     },
     /// No room came free in the producer's own staging slab in time.
     #[error(
-        "the producer's staging slab had no room for {waited_ms} ms; give it a larger one, or raise the timeout"
+        "the producer's staging slab had no room for {}; give it a larger one, or raise the timeout",
+        seconds(*waited_ms)
     )]
     StagingFull {
         /// How long the push waited in all, in milliseconds.
