@@ -164,6 +164,7 @@ impl ControlServer {
             expired_at: Instant::now(),
             counters: Arc::clone(&counters),
             throttle: Throttle::default(),
+            backlog_throttle: Throttle::new(BACKLOG_LOG_PERIOD),
         };
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
@@ -239,6 +240,9 @@ impl Drop for ControlServer {
 /// How long one turn waits for a request.
 const TICK: Duration = Duration::from_millis(100);
 
+/// Between two log lines about events that nobody fetches.
+const BACKLOG_LOG_PERIOD: Duration = Duration::from_secs(60);
+
 /// Expiry runs at least once a second; a turn may wait for a tick after looking at the clock.
 const EXPIRY_PERIOD: Duration = Duration::from_millis(900);
 
@@ -250,6 +254,7 @@ struct Service<S> {
     expired_at: Instant,
     counters: Arc<Counters>,
     throttle: Throttle,
+    backlog_throttle: Throttle,
 }
 
 impl<S: Sockets> Service<S> {
@@ -300,8 +305,21 @@ impl<S: Sockets> Service<S> {
         for event in events {
             if self.backlog.push(event) {
                 let dropped = 1 + self.counters.events_dropped.fetch_add(1, Ordering::Relaxed);
-                if let Some(suppressed) = self.throttle.admit() {
-                    tracing::warn!(dropped, suppressed, "event backlog is full");
+                let Some(suppressed) = self.backlog_throttle.admit() else {
+                    continue;
+                };
+                if self.counters.events_sent.load(Ordering::Relaxed) == 0 {
+                    tracing::debug!(
+                        dropped,
+                        suppressed,
+                        "nobody fetches ready events, and the oldest make way; items stay as they are"
+                    );
+                } else {
+                    tracing::warn!(
+                        dropped,
+                        suppressed,
+                        "ready events are not fetched fast enough, and the oldest make way; items stay as they are"
+                    );
                 }
             }
         }

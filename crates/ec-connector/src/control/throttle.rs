@@ -2,22 +2,37 @@
 
 use std::time::{Duration, Instant};
 
-/// Admits one log line a second and counts the others.
-#[derive(Default)]
+/// Admits one log line in each period and counts the others.
 pub(super) struct Throttle {
+    period: Duration,
     admitted: Option<Instant>,
     suppressed: u64,
 }
 
 const PERIOD: Duration = Duration::from_secs(1);
 
+impl Default for Throttle {
+    /// One line a second.
+    fn default() -> Self {
+        Self::new(PERIOD)
+    }
+}
+
 impl Throttle {
+    pub(super) fn new(period: Duration) -> Self {
+        Self {
+            period,
+            admitted: None,
+            suppressed: 0,
+        }
+    }
+
     /// Whether to log now; the number is how many lines were left out since the last one.
     pub(super) fn admit(&mut self) -> Option<u64> {
         let now = Instant::now();
         let due = self
             .admitted
-            .is_none_or(|last| now.duration_since(last) >= PERIOD);
+            .is_none_or(|last| now.duration_since(last) >= self.period);
         if !due {
             self.suppressed += 1;
             return None;

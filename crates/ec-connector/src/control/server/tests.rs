@@ -131,6 +131,7 @@ fn service(shard: ScriptedShard, events_max: usize) -> Service<ScriptedSockets> 
         expired_at: Instant::now(),
         counters,
         throttle: Throttle::default(),
+        backlog_throttle: Throttle::new(BACKLOG_LOG_PERIOD),
     }
 }
 
@@ -171,6 +172,43 @@ fn events_wait_for_a_subscriber_and_the_oldest_is_dropped_and_counted() {
         ["event \"c\"", "event \"d\""]
     );
     assert_eq!(service.counters.events_sent.load(Ordering::Relaxed), 2);
+}
+
+/// What is logged while `run` runs, as text.
+fn logged(run: impl FnOnce()) -> String {
+    let path = tempfile::NamedTempFile::new().unwrap();
+    let file = path.reopen().unwrap();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(Mutex::new(file))
+        .with_ansi(false)
+        .finish();
+    tracing::subscriber::with_default(subscriber, run);
+    std::fs::read_to_string(path.path()).unwrap()
+}
+
+#[test]
+fn events_that_nobody_ever_fetched_are_no_warning_and_others_are_one() {
+    let mut service = service(ScriptedShard::default(), 2);
+    let mut complete_all = |subscribed, ids: &[&str]| {
+        service.sockets.subscribed = subscribed;
+        service.sockets.requests = ids.iter().copied().map(complete).collect();
+        logged(|| {
+            while !service.sockets.requests.is_empty() {
+                assert!(service.turn());
+            }
+            // Events of the last request leave in the next turn.
+            assert!(service.turn());
+            service.backlog_throttle = Throttle::new(BACKLOG_LOG_PERIOD);
+        })
+    };
+    assert_eq!(complete_all(false, &["a", "b", "c", "d"]), "");
+    assert_eq!(complete_all(true, &["e"]), "");
+    let log = complete_all(false, &["f", "g", "h", "i", "j"]);
+    assert_eq!(log.lines().count(), 1, "{log}");
+    assert!(
+        log.contains("WARN") && log.contains("not fetched fast enough"),
+        "{log}"
+    );
 }
 
 // row: D2
