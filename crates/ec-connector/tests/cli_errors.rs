@@ -86,6 +86,14 @@ fn wrong_usage_ends_with_code_2_and_says_what_would_be_right() {
             ]),
             "hexadecimal",
         ),
+        (
+            refused(&["push", "--to", "tcp://no.such.host.invalid:1", "x"]),
+            "host \"no.such.host.invalid\"",
+        ),
+        (
+            refused(&["status", "--of", "tcp://no.such.host.invalid:1"]),
+            "is not known",
+        ),
         (refused(&["status"]), "--of"),
         (refused(&["demo", "--items", "0"]), "--items"),
         (refused(&["demo", "/no/such/file"]), "/no/such/file"),
@@ -322,6 +330,66 @@ fn a_full_disk_fails_the_item_and_the_consumer_goes_on() {
 }
 
 #[test]
+fn a_shape_that_cannot_be_sent_and_a_file_of_no_tensors_are_named_for_what_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let deep = dir.path().join("deep");
+    write_safetensors(
+        &deep,
+        &[Tensor {
+            name: "deep".to_owned(),
+            dtype: Dtype::U8,
+            shape: vec![1; 1_000],
+            bytes: vec![1],
+        }],
+    );
+    let longer = file_of(dir.path(), "longer", 1, 1_000);
+    let mut bytes = fs::read(&longer).unwrap();
+    bytes.extend_from_slice(b"and more");
+    fs::write(&longer, bytes).unwrap();
+    let empty = dir.path().join("empty");
+    write_safetensors(&empty, &[]);
+
+    let consumer = Consumer::start("1MiB", &[]);
+    let (code, rows) = push(&consumer.control, &[&deep, &longer], &[]);
+    assert_eq!(code, 1);
+    assert_eq!(rows[0]["code"], "unsupported_shape", "{rows:?}");
+    let error = rows[1]["error"].as_str().unwrap();
+    assert!(error.contains("8 bytes follow after the last"), "{error}");
+
+    let (code, rows) = push(&consumer.control, &[&empty], &[]);
+    assert_eq!((code, rows.len()), (0, 0));
+    let mut process = Process::start(&["push", "--to", &consumer.control, empty.to_str().unwrap()]);
+    let text = process.text().unwrap();
+    assert!(text.contains("holds no tensors"), "{text}");
+    assert_eq!(process.code(), 0);
+}
+
+#[test]
+fn lines_for_people_fit_an_ordinary_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model");
+    write_safetensors(&path, &[Tensor::u8(&"encoder.layer.".repeat(40), 500_000)]);
+    let mut serving = Process::start(&["consume", "--listen", "127.0.0.1:0", "--pool", "1MiB"]);
+    let ready = serving.text().unwrap();
+    let control = ready.split_whitespace().last().unwrap().to_owned();
+    let mut lines = vec![ready, serving.text().unwrap()];
+    for args in [
+        vec!["push", "--to", &control, path.to_str().unwrap()],
+        vec!["status", "--of", &control],
+        vec!["demo", "--items", "4", "--pool", "64MiB"],
+    ] {
+        let mut process = Process::start(&args);
+        lines.extend(std::iter::from_fn(|| process.text()));
+        assert_eq!(process.code(), 0);
+    }
+    lines.push(serving.text().unwrap());
+    for line in &lines {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    assert!(lines.len() > 30, "{lines:?}");
+}
+
+#[test]
 fn a_consumer_that_is_not_there_is_named_and_not_waited_for_twice() {
     let dir = tempfile::tempdir().unwrap();
     let file = file_of(dir.path(), "model", 30, 1_000);
@@ -346,7 +414,9 @@ fn a_consumer_that_is_not_there_is_named_and_not_waited_for_twice() {
         rows[0]["error"]
             .as_str()
             .unwrap()
-            .contains("check that it runs")
+            .contains("did not answer for 1 s; check that it runs"),
+        "{}",
+        rows[0]
     );
 
     let started = Instant::now();

@@ -22,6 +22,7 @@ use super::exit::{Failure, Outcome};
 use super::output::Output;
 use super::signals::Stop;
 use super::size::{parse_size, show_size};
+use super::terminal::printable;
 
 /// Receive tensors: run a pool that producers write into
 ///
@@ -38,11 +39,20 @@ pub(crate) struct ConsumeArgs {
     #[arg(long, value_name = "HOST")]
     advertise: Option<String>,
     /// Seconds after which an unfinished or untaken transfer expires
+    ///
+    /// Transfer ids that were cancelled stay refused for 300 s, whatever this says.
     #[arg(long, value_name = "S", default_value = "300")]
     ttl: NonZeroU64,
-    /// Write each tensor to DIR/<sha256>.safetensors; DIR must exist. Equal bytes of another shape or type become
-    /// DIR/<sha256>.<dtype>-<shape>.safetensors
-    #[arg(long, value_name = "DIR", conflicts_with = "no_take")]
+    /// Write each tensor to DIR/<sha256>.safetensors; DIR must exist
+    ///
+    /// The name is the digest of the raw bytes. If a tensor of equal bytes and another
+    /// shape or type has it already, the file is DIR/<sha256>.<dtype>-<shape>.safetensors.
+    #[arg(
+        long,
+        value_name = "DIR",
+        conflicts_with = "no_take",
+        verbatim_doc_comment
+    )]
     out: Option<PathBuf>,
     /// Accept this many transfers, then stop
     #[arg(long, value_name = "N")]
@@ -90,11 +100,11 @@ pub(crate) fn run(args: &ConsumeArgs) -> Result<Outcome, Failure> {
         session: consumer.session(),
     };
     output.row(&ready, || {
-        format!(
-            "ready: pool of {} at {control}; push with: ec-connector push --to {control} FILE",
-            show_size(args.pool)
-        )
+        format!("ready: pool of {} at {control}", show_size(args.pool))
     })?;
+    output.say(&printable(&format!(
+        "push with: ec-connector push --to {control} FILE"
+    )))?;
 
     let mut intake = Intake {
         args,

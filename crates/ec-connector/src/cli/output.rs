@@ -111,6 +111,11 @@ impl Output {
         })
     }
 
+    /// Columns a line for a person has.
+    pub(crate) fn columns(&self) -> usize {
+        columns(&self.stdout)
+    }
+
     pub(crate) fn map_style(&self) -> MapStyle {
         MapStyle {
             columns: columns(&self.stdout),

@@ -3,6 +3,7 @@
 mod desk;
 
 use std::collections::{HashMap, VecDeque};
+use std::net::ToSocketAddrs;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use anyhow::Context;
 use clap::Args;
 use ec_connector::{
     ContentDigest, ControlAddress, Delivery, FileTensor, Item, MmHash, Producer, ProducerConfig,
-    Push, PushId, PushReport, Source, TensorFile, TensorFileError,
+    Push, PushId, PushReport, Source, TensorFile, TensorFileError, UnsupportedTensor,
 };
 use mooncake_transport::Engine;
 use mooncake_transport::tcp::{TcpConfig, TcpEngine};
@@ -24,6 +25,7 @@ use super::exit::{Failure, Outcome};
 use super::output::Output;
 use super::signals::Stop;
 use super::size::show_size;
+use super::terminal::{printable, shorten};
 
 /// Send the tensors of safetensors files to a consumer
 ///
@@ -87,6 +89,7 @@ pub(crate) fn run(args: &PushArgs) -> Result<Outcome, Failure> {
             "--mm-hash names a tensor of one file; push one FILE at a time with it"
         )));
     }
+    check_host(&args.to)?;
     let stop = Stop::install()?;
     let producer = start_producer(args.timeout, Some(STAGING_BYTES))?;
     let mut output = Output::new(args.json);
@@ -110,6 +113,19 @@ pub(crate) fn run(args: &PushArgs) -> Result<Outcome, Failure> {
     }
     while session.report_next()? {}
     session.finish()
+}
+
+/// Fails at once if nobody knows the host: waiting does not help, and would look as if the consumer were gone.
+pub(crate) fn check_host(address: &ControlAddress) -> Result<(), Failure> {
+    let host = address.host();
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    (bare, address.port())
+        .to_socket_addrs()
+        .map(|_| ())
+        .with_context(|| {
+            format!("the host {host:?} of {address} is not known; check how it is written")
+        })
+        .map_err(Failure::usage)
 }
 
 /// Room for the tensors of `files`, within bounds. Without it every tensor is read twice, which is slower and no less
@@ -211,6 +227,12 @@ impl Session<'_> {
                 )));
             }
         }
+        if file.tensors().is_empty() {
+            self.output.say(&printable(&format!(
+                "{}: it holds no tensors, so there is nothing to push",
+                whole_file.file
+            )))?;
+        }
         let bytes: u64 = file.tensors().iter().map(FileTensor::len).sum();
         self.output.bar().inc_length(bytes);
         for tensor in file.tensors() {
@@ -250,7 +272,11 @@ impl Session<'_> {
             Ok(hashed) => hashed,
             Err(error) => {
                 let code = match error {
-                    TensorFileError::Unsupported { .. } => "unsupported_dtype",
+                    TensorFileError::Unsupported {
+                        source: UnsupportedTensor::Dtype { .. },
+                        ..
+                    } => "unsupported_dtype",
+                    TensorFileError::Unsupported { .. } => "unsupported_shape",
                     _ => "file",
                 };
                 self.catch_up()?;
@@ -340,7 +366,7 @@ impl Session<'_> {
             code: failure.as_ref().map(|(code, _)| *code),
             error: failure.as_ref().map(|(_, error)| error.as_str()),
         };
-        self.output.row(&row, || row.line())?;
+        self.output.row(&row, || row.line(self.output.columns()))?;
         Ok(true)
     }
 
@@ -395,7 +421,7 @@ impl Session<'_> {
             code: Some(code),
             error: Some(error),
         };
-        self.output.row(&row, || row.line())?;
+        self.output.row(&row, || row.line(self.output.columns()))?;
         Ok(())
     }
 
@@ -439,17 +465,27 @@ struct Pushed<'a> {
     error: Option<&'a str>,
 }
 
+/// Fewest columns that a name may have, however narrow the terminal.
+const NAME_COLUMNS_MIN: usize = 20;
+
+/// Errors repeat names; this is enough for what else they say.
+const ERROR_COLUMNS_MAX: usize = 400;
+
 impl Pushed<'_> {
-    fn line(&self) -> String {
-        let what = self.name.unwrap_or(self.file);
+    /// The row for a person, whose terminal has so many columns.
+    fn line(&self, columns: usize) -> String {
         let mut line = format!(
-            "{:<7}  {:>10}  {}  {what}",
+            "{:<7}  {:>10}  {}  ",
             self.state,
             show_size(self.nbytes),
             self.sha256
                 .map_or("-".repeat(16), |hash| hash[..16].to_owned()),
         );
+        let what = printable(self.name.unwrap_or(self.file));
+        let room = columns.saturating_sub(line.len()).max(NAME_COLUMNS_MIN);
+        line.push_str(&shorten(&what, room));
         if let (Some(code), Some(error)) = (self.code, self.error) {
+            let error = shorten(&printable(error), ERROR_COLUMNS_MAX);
             line.push_str(&format!("  {code}: {error}"));
         }
         line
@@ -472,6 +508,38 @@ mod tests {
         for wrong in ["", "a", "a=", "a=xyz"] {
             assert!(parse_named_hash(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn long_and_hostile_names_fit_the_terminal_and_keep_both_ends() {
+        let row = |name, error| Pushed {
+            event: "pushed",
+            file: "file",
+            name: Some(name),
+            transfer_id: None,
+            mm_hash: None,
+            nbytes: 1 << 20,
+            sha256: None,
+            state: "failed",
+            code: Some("file"),
+            error: Some(error),
+        };
+        let name = format!("model.{}.weight", "größe\u{1b}[2J".repeat(1000));
+        let line = row(&name, &name).line(80);
+        let (first, error) = line.split_once("  file: ").unwrap();
+        assert_eq!(first.chars().count(), 80, "{first}");
+        assert!(
+            first.contains("  model.größe") && first.ends_with(".weight"),
+            "{first}"
+        );
+        assert!(error.chars().count() <= ERROR_COLUMNS_MAX);
+        assert!(!line.contains('\u{1b}'));
+        assert!(row("short", "").line(80).contains("  short  file"));
+        assert!(
+            row("a name of twenty six chars", "")
+                .line(1)
+                .contains("a name of \u{2026}six chars")
+        );
     }
 
     #[test]

@@ -37,7 +37,7 @@ fn look(state: MapState) -> Look {
         MapState::Resident => (
             '#',
             "resident",
-            "cached, makes room when room is needed",
+            "cached, makes room when needed",
             "\x1b[32m",
             true,
         ),
@@ -47,14 +47,14 @@ fn look(state: MapState) -> Look {
         MapState::Waiting => (
             '~',
             "waiting",
-            "given back, a reader is not done",
+            "given back, still being read",
             "\x1b[34m",
             true,
         ),
         MapState::Claimed => (
             '+',
             "claimed",
-            "promised to a reserve that waits",
+            "promised to a waiting reserve",
             "\x1b[34m",
             false,
         ),
@@ -297,6 +297,23 @@ mod tests {
         assert!(text.contains(". free           2.5 KiB  62.5 %"), "{text}");
         assert!(!text.contains("stuck"), "{text}");
         assert!(!text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn no_line_is_wider_than_an_ordinary_terminal() {
+        let states = STATES.iter().enumerate().flat_map(|(index, &state)| {
+            (0..100_000).map(move |run| (index as u64 * 100_000 + run, state))
+        });
+        let runs: Vec<_> = states
+            .map(|(number, state)| run(number << 20, 1_047_500, state))
+            .collect();
+        let style = MapStyle {
+            columns: 80,
+            ..PLAIN
+        };
+        for line in draw(1 << 40, &runs, style).lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use ec_connector::{ControlAddress, ControlClient, ControlContext, PoolSnapshot};
 
 use super::exit::{Failure, Outcome};
 use super::output::Output;
-use super::push::parse_address;
+use super::push::{check_host, parse_address};
 use super::size::show_size;
 use super::slab_map::draw;
 
@@ -27,18 +27,11 @@ pub(crate) struct StatusArgs {
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: &StatusArgs) -> Result<Outcome, Failure> {
+    check_host(&args.of)?;
     let snapshot = fetch(&args.of)?;
     let output = Output::new(args.json);
     output.row(&snapshot, || {
-        format!(
-            "{}: pool of {}, {} in {} contents, {} leases, largest free piece {}",
-            args.of,
-            show_size(snapshot.capacity),
-            show_size(snapshot.usable - snapshot.bytes.free),
-            snapshot.residents,
-            snapshot.leases,
-            show_size(snapshot.largest_free),
-        )
+        format!("{}: pool of {}", args.of, show_size(snapshot.capacity))
     })?;
     output.say(&report(&snapshot, &output))?;
     Ok(Outcome::Done)
@@ -56,18 +49,27 @@ pub(crate) fn fetch(of: &ControlAddress) -> Result<PoolSnapshot, Failure> {
 fn report(snapshot: &PoolSnapshot, output: &Output) -> String {
     let counts = &snapshot.reservations;
     let mut text = format!(
-        "reservations: {} writing, {} following, {} ready, {} cancelled and {} expired with an unfinished writer; {} taken \
-         and waiting\n",
+        "contents:     {} with {} leases; {} taken and waiting\n\
+         in use:       {}, largest free piece {}\n\
+         reservations: {} writing, {} following, {} ready\n",
+        snapshot.residents,
+        snapshot.leases,
+        snapshot.taken_waiting,
+        show_size(snapshot.usable - snapshot.bytes.free),
+        show_size(snapshot.largest_free),
         counts.writing,
         counts.following,
         counts.ready,
-        counts.cancel_pending,
-        counts.expire_pending,
-        snapshot.taken_waiting,
     );
+    if counts.cancel_pending + counts.expire_pending > 0 {
+        text.push_str(&format!(
+            "unfinished:   {} writers of cancelled, {} of expired reservations\n",
+            counts.cancel_pending, counts.expire_pending
+        ));
+    }
     if snapshot.bytes.stuck > 0 {
         text.push_str(&format!(
-            "{} are stuck: their producers reserved them and never came back\n",
+            "stuck:        {}, reserved by producers that never came back\n",
             show_size(snapshot.bytes.stuck)
         ));
     }

@@ -74,15 +74,27 @@ pub enum HeaderError {
         claimed: u64,
     },
     /// The tensors do not cover the data section exactly.
-    #[error(
-        "the tensors take {described} bytes, but {present} bytes follow the header; the file is truncated or damaged"
-    )]
+    #[error("{}", data_len_text(*described, *present))]
     DataLen {
         /// Bytes the header describes.
         described: u64,
         /// Bytes that follow the header.
         present: u64,
     },
+}
+
+fn data_len_text(described: u64, present: u64) -> String {
+    if present < described {
+        format!(
+            "the file is truncated: {} of the {described} bytes of its tensors are missing",
+            described - present
+        )
+    } else {
+        format!(
+            "{} bytes follow after the last tensor; the file is damaged, or not only a safetensors file",
+            present - described
+        )
+    }
 }
 
 /// Why one tensor of a valid file cannot be sent.
@@ -445,13 +457,18 @@ mod tests {
     #[test]
     fn tensors_must_cover_the_data_section_exactly() {
         let json = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
-        for present in [3, 5] {
+        for (present, says) in [
+            (3, "truncated: 1 of the 4 bytes"),
+            (9, "5 bytes follow after the last tensor"),
+        ] {
+            let error = parse(json, present).unwrap_err();
+            assert!(error.to_string().contains(says), "{error}");
             assert_eq!(
-                parse(json, present),
-                Err(HeaderError::DataLen {
+                error,
+                HeaderError::DataLen {
                     described: 4,
                     present
-                })
+                }
             );
         }
         assert_eq!(parse("{}", 0), Ok(vec![]));
