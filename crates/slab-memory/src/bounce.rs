@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use core::ops::Range;
 
-use crate::memory::{CopyError, Memory, check_range};
+use crate::memory::{CopyError, Memory, checked_len};
 
 /// Which way a [`Bounce`] moves bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,7 +51,8 @@ pub trait Bounce: Send {
 }
 
 /// Largest host buffer of one [`BlockingBounce`], in bytes: large enough to amortise a system call
-/// and a driver call, small enough for hundreds of requests at a time.
+/// and a driver call, small enough for the hundreds of requests that an engine
+/// lets have one at a time.
 const BUFFER_BYTES_MAX: u64 = 256 * 1024;
 
 /// A [`Bounce`] over the blocking copies of [`Memory`].
@@ -76,13 +77,12 @@ impl<M: Memory + ?Sized> BlockingBounce<M> {
         direction: BounceDirection,
         range: Range<u64>,
     ) -> Result<Self, CopyError> {
-        let len = range.end.saturating_sub(range.start);
-        check_range(range.start, len, memory.len())?;
+        let len = checked_len(&range, memory.len())?;
         let size = len.min(BUFFER_BYTES_MAX) as usize;
         Ok(Self {
             memory,
             direction,
-            rest: range.start..range.start + len,
+            rest: range,
             buffer: vec![0; size].into_boxed_slice(),
             filled: 0..0,
         })
@@ -180,7 +180,11 @@ mod tests {
     #[test]
     fn a_range_outside_the_memory_is_refused() {
         let slab = Arc::new(HostSlab::new(4096).unwrap());
-        let error = slab.bounce(BounceDirection::In, 4000..4097).err().unwrap();
+        let error = slab
+            .clone()
+            .bounce(BounceDirection::In, 4000..4097)
+            .err()
+            .unwrap();
         assert_eq!(
             error,
             CopyError::OutOfBounds {
@@ -189,6 +193,9 @@ mod tests {
                 memory_len: 4096
             }
         );
+        let reversed = Range { start: 10, end: 5 };
+        let error = slab.bounce(BounceDirection::Out, reversed).err().unwrap();
+        assert!(matches!(error, CopyError::OutOfBounds { offset: 10, .. }));
     }
 
     #[test]

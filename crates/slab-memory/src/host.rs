@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::limit::{MemoryLimit, available_memory};
-use crate::memory::{CopyError, Memory, MemoryKind, check_range};
+use crate::memory::{CopyError, Memory, MemoryKind, check_range, checked_len};
 use crate::words::Words;
 
 /// Why a [`HostSlab`] could not be made, or not be read from or written to a file.
@@ -281,8 +281,7 @@ impl HostSlab {
         file_offset: u64,
         mut io: impl FnMut(*mut u8, usize, libc::off_t) -> isize,
     ) -> Result<(), SlabError> {
-        let wanted = range.end.saturating_sub(range.start);
-        check_range(range.start, wanted, self.len)?;
+        let wanted = checked_len(&range, self.len)?;
         let mut done = 0;
         while done < wanted {
             let at = file_offset
@@ -422,6 +421,21 @@ mod tests {
         let mut byte = [9];
         slab.copy_out(98, &mut byte).unwrap();
         assert_eq!(byte, [0]);
+    }
+
+    #[test]
+    fn a_range_that_ends_before_it_starts_is_refused_and_no_file_is_touched() {
+        let slab = HostSlab::new(100).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let refused = |result: Result<(), SlabError>| {
+            assert!(matches!(
+                result,
+                Err(SlabError::Copy(CopyError::OutOfBounds { offset: 10, .. }))
+            ));
+        };
+        refused(slab.read_at(Range { start: 10, end: 5 }, &file, 0));
+        refused(slab.write_at(Range { start: 10, end: 5 }, &file, 0));
+        assert_eq!(file.metadata().unwrap().len(), 0);
     }
 
     #[test]

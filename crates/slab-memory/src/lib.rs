@@ -35,4 +35,4 @@ pub use bounce::{BlockingBounce, Bounce, BounceDirection};
 pub use host::{HostSlab, SlabError};
 #[cfg(feature = "std")]
 pub use limit::{MemoryLimit, available_memory};
-pub use memory::{CopyError, Memory, MemoryKind};
+pub use memory::{CopyError, Memory, MemoryKind, checked_len};

@@ -33,6 +33,8 @@ pub enum CopyError {
         /// Length of the memory.
         memory_len: u64,
     },
+    /// The memory's own code panicked. Whether bytes were copied is not known.
+    Panicked,
     /// The driver that owns the memory refused or lost the copy.
     Driver {
         /// The driver's own code.
@@ -51,6 +53,7 @@ impl fmt::Display for CopyError {
                 f,
                 "{len} bytes at offset {offset} do not lie inside a memory of {memory_len} bytes"
             ),
+            Self::Panicked => f.write_str("the code of the memory panicked"),
             Self::Driver { code } => write!(f, "the driver failed the copy with code {code}"),
         }
     }
@@ -118,6 +121,22 @@ pub unsafe trait Memory: Send + Sync + 'static {
     }
 }
 
+/// Checks that `range` lies inside a memory of `memory_len` bytes, and returns its length.
+///
+/// # Errors
+/// [`CopyError::OutOfBounds`], also for a range whose end is before its start.
+pub fn checked_len(range: &Range<u64>, memory_len: u64) -> Result<u64, CopyError> {
+    let len = range.end.saturating_sub(range.start);
+    if range.start > range.end || range.end > memory_len {
+        return Err(CopyError::OutOfBounds {
+            offset: range.start,
+            len,
+            memory_len,
+        });
+    }
+    Ok(len)
+}
+
 /// Checks that `len` bytes from `offset` lie inside `memory_len` bytes.
 pub(crate) fn check_range(offset: u64, len: u64, memory_len: u64) -> Result<(), CopyError> {
     match offset.checked_add(len) {
@@ -142,5 +161,11 @@ mod tests {
         assert!(check_range(4, 5, 8).is_err());
         assert!(check_range(9, 0, 8).is_err());
         assert!(check_range(u64::MAX, 2, 8).is_err());
+        assert_eq!(checked_len(&(3..8), 8), Ok(5));
+        assert_eq!(checked_len(&(8..8), 8), Ok(0));
+        assert!(checked_len(&(3..9), 8).is_err());
+        assert!(checked_len(&(9..9), 8).is_err());
+        let reversed = Range { start: 5, end: 3 };
+        assert!(checked_len(&reversed, 8).is_err());
     }
 }
