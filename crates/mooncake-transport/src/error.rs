@@ -83,6 +83,12 @@ pub enum EngineError {
         /// The address asked for.
         bind: IpAddr,
     },
+    /// The advertised host is a wildcard address: name this machine, or one address of it.
+    #[error("the advertised host {host:?} is an address that no peer can dial")]
+    WildcardAdvertised {
+        /// The host asked for.
+        host: String,
+    },
     /// The advertised host is no host name or address.
     #[error("the advertised host {host:?} is unusable")]
     AdvertisedHost {
@@ -222,6 +228,10 @@ pub enum EngineError {
         /// Name of the segment.
         name: String,
     },
+    /// Peers cannot reach an engine that was started without listeners: register the memory with
+    /// [`Access::Local`](crate::Access::Local), or start the engine with listeners.
+    #[error("without listeners no peer can reach registered memory")]
+    NotListening,
     /// This engine does not offer the call.
     #[error("this engine does not support {call}")]
     Unsupported {
@@ -280,6 +290,10 @@ pub enum ControlError {
     /// The peer took the notification and refused it.
     #[error("the peer refused the notification")]
     NotifyRefused,
+    /// The call came from the engine's own thread, where a task's hold is dropped and a batch is woken:
+    /// it would wait for itself. Make it from another thread.
+    #[error("called from the engine's own thread, which must not wait for itself")]
+    OnEngineThread,
     /// The engine shut down meanwhile.
     #[error("the engine has shut down")]
     ShutDown,

@@ -13,8 +13,8 @@ use ec_connector::{
     Consumer, ConsumerConfig, ConsumerError, ItemStatus, MmHash, OutputError, Shutdown, TakePolicy,
     TakenItem, TransferId, write_tensor_file,
 };
-use mooncake_transport::Engine;
 use mooncake_transport::tcp::{TcpConfig, TcpEngine};
+use mooncake_transport::{Engine, EngineError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
@@ -158,26 +158,7 @@ fn start(args: &ConsumeArgs, listen: SocketAddr) -> Result<Consumer, Failure> {
     let mut engine_config = TcpConfig::default();
     engine_config.bind = listen.ip();
     engine_config.advertise.clone_from(&args.advertise);
-    if let Some(host) = &args.advertise
-        && host
-            .trim_matches(['[', ']'])
-            .parse::<std::net::IpAddr>()
-            .is_ok_and(|address| address.is_unspecified())
-    {
-        return Err(Failure::usage(anyhow::anyhow!(
-            "--advertise {host} is no address that a producer can reach; name this machine's own"
-        )));
-    }
-    if listen.ip().is_unspecified() && args.advertise.is_none() {
-        return Err(Failure::usage(anyhow::anyhow!(
-            "listening on every address ({}) needs --advertise HOST, the name or address producers reach this machine \
-             by",
-            listen.ip()
-        )));
-    }
-    let engine = TcpEngine::start(engine_config)
-        .context("cannot start the transfer engine")
-        .map_err(Failure::usage)?;
+    let engine = TcpEngine::start(engine_config).map_err(explain_engine)?;
     let mut config = ConsumerConfig::new(listen.ip(), listen.port(), args.pool);
     // As many as memory can name are no limit.
     config.reservations.items_max = args
@@ -192,6 +173,19 @@ fn start(args: &ConsumeArgs, listen: SocketAddr) -> Result<Consumer, Failure> {
         }
     };
     Consumer::start(Arc::new(engine) as Arc<dyn Engine>, config).map_err(explain_start)
+}
+
+/// Adds what to do about an engine that does not start.
+fn explain_engine(error: EngineError) -> Failure {
+    let advice = match &error {
+        EngineError::WildcardBind { .. }
+        | EngineError::WildcardAdvertised { .. }
+        | EngineError::AdvertisedHost { .. } => {
+            "say with --advertise HOST by which name or address producers reach this machine"
+        }
+        _ => "cannot start the transfer engine",
+    };
+    Failure::usage(anyhow::Error::new(error).context(advice))
 }
 
 /// Adds what to do about a consumer that does not start.

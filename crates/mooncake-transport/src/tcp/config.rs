@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::EngineError;
 use crate::wire::control::{FRAME_BYTES_MAX, PEER_FRAME_BYTES_MAX};
-use crate::wire::name::PeerName;
+use crate::wire::name::{PeerName, is_wildcard};
 
 /// Configuration of a [`TcpEngine`](super::TcpEngine). The default listens on loopback only.
 #[derive(Clone, Debug)]
@@ -46,7 +46,8 @@ impl Default for TcpConfig {
     }
 }
 
-/// Bounds of queues and counts of a TCP engine.
+/// Bounds of queues and counts of a TCP engine. A value outside its range is an
+/// [`EngineError::Setting`] when the engine is started.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpLimits {
@@ -60,22 +61,26 @@ pub struct TcpLimits {
     pub inbound_control_max: usize,
     /// Data connections per opened segment, 1 to 16. Default 4.
     pub lanes_per_peer: usize,
-    /// Tasks in one batch. Default 65,536.
+    /// Requests under way, as target and as initiator together, whose memory the host cannot address:
+    /// the bytes of each pass through a buffer, of up to 256 KiB if the memory does not bring its own
+    /// kind. Others wait for one of them to end, within their deadline. 1 to 65,536; default 256.
+    pub bounces_max: usize,
+    /// Tasks in one batch, 1 to 2^24. Default 65,536.
     pub batch_tasks_max: usize,
-    /// Tasks under way in the engine. Default 262,144.
+    /// Tasks under way in the engine, `batch_tasks_max` to 2^24. Default 262,144.
     pub tasks_open_max: usize,
-    /// Notifications kept until they are taken; older ones are dropped. Default 1,024.
+    /// Notifications kept until they are taken, 1 to 2^20; older ones are dropped. Default 1,024.
     pub notices_max: usize,
-    /// Bytes of kept notifications; older ones are dropped. Default 16 MiB.
+    /// Bytes of kept notifications, 1 MiB to 1 GiB; older ones are dropped. Default 16 MiB.
     pub notices_bytes_max: usize,
-    /// Bytes of our descriptor. Default 1 MiB, which is what real peers read.
+    /// Bytes of our descriptor, 1 KiB to 128 MiB. Default 1 MiB, which is what real peers read.
     pub descriptor_bytes_max: u64,
     /// Bytes of a peer's descriptor that `open_segment` reads, 1 KiB to 128 MiB. Default 16 MiB, enough
     /// for some 200,000 buffers. When the engine fetches a descriptor again by itself, it reads at most
     /// 1 MiB; what is longer is left to the next `open_segment`.
     pub peer_descriptor_bytes_max: u64,
-    /// Bytes read and thrown away after a rejection, so that the peer gets to see it. Default
-    /// 64 MiB.
+    /// Bytes read and thrown away after a rejection, so that the peer gets to see it, 1 to 1 GiB.
+    /// Default 64 MiB.
     pub reject_drain_bytes_max: u64,
 }
 
@@ -85,6 +90,7 @@ impl Default for TcpLimits {
             inbound_data_max: 4_096,
             inbound_control_max: 256,
             lanes_per_peer: 4,
+            bounces_max: 256,
             batch_tasks_max: 65_536,
             tasks_open_max: 262_144,
             notices_max: 1_024,
@@ -121,9 +127,9 @@ pub struct TcpTimeouts {
     pub progress: Duration,
     /// For the status of a request that was sent in full. Default 30 s.
     pub status: Duration,
-    /// Bytes a second that a task has to move on average, so that a peer which moves one now and then
-    /// does not hold it for ever; see [`task_max`](TcpTimeouts::task_max). From 1 to 1 GiB; default
-    /// 64 KiB.
+    /// Bytes a second that a task, or a request of a peer, has to move on average, so that a peer which
+    /// moves one now and then does not hold it for ever; see [`task_max`](TcpTimeouts::task_max). From
+    /// 1 to 1 GiB; default 64 KiB.
     pub min_bytes_per_s: u64,
     /// For the rest of a request's header on an accepted data connection, however it trickles in; no
     /// longer than `progress`. Default 10 s.
@@ -155,7 +161,7 @@ impl TcpTimeouts {
     /// Returns how long a task of `len` bytes may take on its connection, however it moves:
     /// `progress`, and `status`, and the time that `len` takes at `min_bytes_per_s`.
     ///
-    /// A task that is not done by then settles as [`Remote::Unknown`](crate::Remote::Unknown) with
+    /// A request of a peer that is not done by then is cut off, and a task settles as [`Remote::Unknown`](crate::Remote::Unknown) with
     /// [`Reason::TooSlow`](crate::Reason::TooSlow). With the default a task of 64 MiB has 1,084 s.
     pub fn task_max(&self, len: u64) -> Duration {
         // Below 1 only before the configuration has been checked.
@@ -182,6 +188,9 @@ impl TcpConfig {
                     host: host.clone(),
                     source,
                 })?;
+                if is_wildcard(bare) {
+                    return Err(EngineError::WildcardAdvertised { host: host.clone() });
+                }
                 bare.to_owned()
             }
             None if self.listen && self.bind.is_unspecified() => {
@@ -204,9 +213,30 @@ impl TcpConfig {
                 1,
                 1 << 16,
             ),
+            ("bounces_max", limits.bounces_max as u64, 1, 1 << 16),
             ("batch_tasks_max", limits.batch_tasks_max as u64, 1, 1 << 24),
-            ("tasks_open_max", limits.tasks_open_max as u64, 1, 1 << 24),
+            // Otherwise there are batches of legal length that never can be submitted.
+            (
+                "tasks_open_max",
+                limits.tasks_open_max as u64,
+                limits.batch_tasks_max as u64,
+                1 << 24,
+            ),
             ("notices_max", limits.notices_max as u64, 1, 1 << 20),
+            // One of the longest that is read must fit.
+            (
+                "notices_bytes_max",
+                limits.notices_bytes_max as u64,
+                PEER_FRAME_BYTES_MAX,
+                1 << 30,
+            ),
+            (
+                "reject_drain_bytes_max",
+                limits.reject_drain_bytes_max,
+                1,
+                1 << 30,
+            ),
+            ("min_bytes_per_s", self.timeouts.min_bytes_per_s, 1, 1 << 30),
             (
                 "descriptor_bytes_max",
                 limits.descriptor_bytes_max,
@@ -345,6 +375,14 @@ mod tests {
         assert_eq!(config.check(), Ok("worker-1".into()));
         config.advertise = Some("[::1]".into());
         assert_eq!(config.check(), Ok("::1".into()));
+        for wildcard in ["0.0.0.0", "::", "[::]", "0"] {
+            config.advertise = Some(wildcard.into());
+            let host = wildcard.to_owned();
+            assert_eq!(
+                config.check(),
+                Err(EngineError::WildcardAdvertised { host })
+            );
+        }
         for bad in ["", "a b", "a/b"] {
             config.advertise = Some(bad.into());
             assert!(
@@ -372,6 +410,34 @@ mod tests {
                 max: 16
             })
         );
+        let named = |change: &dyn Fn(&mut TcpConfig)| {
+            let mut config = TcpConfig::default();
+            change(&mut config);
+            match config.check() {
+                Err(EngineError::Setting { setting, min, .. }) => (setting, min),
+                other => panic!("{other:?}"),
+            }
+        };
+        let notices: [&dyn Fn(&mut TcpConfig); 2] = [
+            &|config| config.limits.notices_bytes_max = (1 << 20) - 1,
+            &|config| config.limits.notices_bytes_max = usize::MAX,
+        ];
+        for change in notices {
+            assert_eq!(named(change), ("notices_bytes_max", 1 << 20));
+        }
+        for drain in [0, u64::MAX] {
+            let found = named(&|config| config.limits.reject_drain_bytes_max = drain);
+            assert_eq!(found, ("reject_drain_bytes_max", 1));
+        }
+        for rate in [0, u64::MAX] {
+            let found = named(&|config| config.timeouts.min_bytes_per_s = rate);
+            assert_eq!(found, ("min_bytes_per_s", 1));
+        }
+        let found = named(&|config| config.limits.peer_descriptor_bytes_max = 0);
+        assert_eq!(found, ("peer_descriptor_bytes_max", 1 << 10));
+        // A batch of legal length can be submitted.
+        let found = named(&|config| config.limits.tasks_open_max = 65_535);
+        assert_eq!(found, ("tasks_open_max", 65_536));
         for wait in [Duration::ZERO, Duration::MAX] {
             let mut config = TcpConfig::default();
             config.timeouts.progress = wait;
@@ -384,6 +450,16 @@ mod tests {
                 })
             ));
         }
+    }
+
+    #[test]
+    fn a_task_may_take_as_long_as_its_length_takes_at_the_least_rate() {
+        let timeouts = TcpTimeouts::default();
+        let longest = |len| timeouts.task_max(len).as_millis();
+        assert_eq!(longest(0), 60_000);
+        assert_eq!(longest(1 << 15), 60_500);
+        assert_eq!(longest(64 << 20), 1_084_000);
+        assert!(timeouts.task_max(u64::MAX) > Duration::from_secs(1 << 47));
     }
 
     #[test]

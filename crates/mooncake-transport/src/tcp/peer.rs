@@ -1,11 +1,12 @@
 //! What an engine knows of one peer: the part that segments share with the reactor.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use super::shared::{Command, Shared};
 use crate::batch::Reason;
 use crate::wire::descriptor::Descriptor;
+use crate::wire::name::is_wildcard;
 
 /// Identity of one opened peer within its engine.
 pub(super) type PeerId = u64;
@@ -138,14 +139,9 @@ impl PeerLink {
     }
 }
 
-/// Drops a wildcard address: nobody can dial it, and to the kernel it means this very machine.
+/// Drops a wildcard address, which nobody can dial.
 pub(super) fn dialable(host: Option<String>) -> Option<String> {
-    host.filter(|host| {
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        !bare
-            .parse::<IpAddr>()
-            .is_ok_and(|address| address.is_unspecified())
-    })
+    host.filter(|host| !is_wildcard(host))
 }
 
 /// Returns the hosts of `addresses`, each with `port`.

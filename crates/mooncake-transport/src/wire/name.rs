@@ -1,7 +1,7 @@
 //! What peers are called: `host:port`, with IPv6 literals in brackets.
 
 use std::fmt;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// Port assumed when a name has none.
 pub const DEFAULT_PORT: u16 = 12001;
@@ -118,6 +118,21 @@ impl fmt::Display for PeerName {
     }
 }
 
+/// Says whether `host`, with or without brackets, is a wildcard address, in whichever spelling a
+/// resolver takes: nobody can dial it, and to the kernel it means this very machine.
+#[cfg(feature = "tcp")]
+pub(crate) fn is_wildcard(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let (address, _scope) = bare.split_once('%').unwrap_or((bare, ""));
+    match address.parse::<IpAddr>() {
+        Ok(address) => address.to_canonical().is_unspecified(),
+        // `0`, `0x0.0` and the like are 0.0.0.0 to a resolver, and no host is called so.
+        Err(_) => {
+            address.starts_with('0') && address.chars().all(|c| matches!(c, '0' | 'x' | 'X' | '.'))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,6 +170,37 @@ mod tests {
     #[test]
     fn leading_slashes_are_dropped() {
         check("//host:5", "host", 5);
+    }
+
+    #[cfg(feature = "tcp")]
+    #[test]
+    fn a_wildcard_is_known_in_every_spelling() {
+        for wildcard in [
+            "0.0.0.0",
+            "::",
+            "[::]",
+            "::%eth0",
+            "0:0::0",
+            "::ffff:0.0.0.0",
+            "0",
+            "0.0",
+            "0x0",
+            "000.0.0.0",
+        ] {
+            assert!(is_wildcard(wildcard), "{wildcard}");
+        }
+        for host in [
+            "127.0.0.1",
+            "::1",
+            "",
+            "zero",
+            "0x1",
+            "10.0.0.0",
+            "x0",
+            "fe80::%eth0",
+        ] {
+            assert!(!is_wildcard(host), "{host}");
+        }
     }
 
     #[test]
