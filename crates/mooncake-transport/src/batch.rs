@@ -8,6 +8,7 @@ use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -244,7 +245,10 @@ impl Completion {
         };
         self.done.notify_all();
         if let Some(waker) = waker {
-            waker.wake();
+            // The waker is the user's, and a panic in it must not take along who settles.
+            if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+                tracing::error!("the waker of a batch panicked");
+            }
         }
     }
 }
@@ -458,6 +462,22 @@ mod tests {
         let waker = Waker::noop();
         let mut context = Context::from_waker(waker);
         assert!(Future::poll(Pin::new(&mut batch), &mut context).is_ready());
+    }
+
+    #[test]
+    fn a_waker_that_panics_leaves_the_settler_alone() {
+        struct Panicking;
+        impl Wake for Panicking {
+            fn wake(self: Arc<Self>) {
+                panic!("a waker of the test");
+            }
+        }
+        let (mut batch, mut tickets) = Batch::with_tickets(1);
+        let waker = Waker::from(Arc::new(Panicking));
+        let mut context = Context::from_waker(&waker);
+        assert!(Future::poll(Pin::new(&mut batch), &mut context).is_pending());
+        tickets.remove(0).settle(Remote::Applied);
+        assert!(batch.poll().unwrap().is_applied());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //!
 //! One thread drives every connection. Memory is read and written by the kernel in place.
 
+mod caught;
 mod config;
 mod control;
 mod exchange;
@@ -67,6 +68,15 @@ pub struct TcpEngine {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Says that the engine's thread has ended, whichever way it does: others wait for that.
+struct Ending(Arc<Shared>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.note_ended();
+    }
+}
+
 /// Segments in use, by the name they were opened by.
 struct Segments {
     open: HashMap<String, WeakSegment>,
@@ -78,8 +88,8 @@ impl TcpEngine {
     /// Binds both listeners, unless told not to listen, and starts the engine.
     ///
     /// # Errors
-    /// [`EngineError::WildcardBind`], [`EngineError::AdvertisedHost`] and [`EngineError::Setting`]
-    /// for a configuration that cannot work; [`EngineError::Bind`] if a port is in use or an
+    /// [`EngineError::WildcardBind`], [`EngineError::WildcardAdvertised`],
+    /// [`EngineError::AdvertisedHost`] and [`EngineError::Setting`] for a configuration that cannot work; [`EngineError::Bind`] if a port is in use or an
     /// address not this machine's; [`EngineError::Start`].
     pub fn start(config: TcpConfig) -> Result<Self, EngineError> {
         let host = config.check()?;
@@ -121,17 +131,19 @@ impl TcpEngine {
         let thread = std::thread::Builder::new()
             .name("mooncake-tcp".to_owned())
             .spawn(move || {
-                let shared = thread_shared;
+                let ending = Ending(thread_shared);
+                let shared = &ending.0;
                 // Set before anything could ask for it.
                 let _ = shared.reactor_thread.set(std::thread::current().id());
                 if catch_unwind(AssertUnwindSafe(|| reactor.run())).is_err() {
                     tracing::error!("the engine's thread panicked; the engine stops");
                     shared.close();
                 }
-                drop(reactor);
+                if catch_unwind(AssertUnwindSafe(|| drop(reactor))).is_err() {
+                    tracing::error!("the engine's thread panicked while it stopped");
+                }
                 // What came in after the last look; dropping settles it as lost.
                 drop(shared.take_commands());
-                shared.note_ended();
             })
             .map_err(started)?;
         tracing::info!(session, %control_address, %data_address, "engine started");
@@ -259,9 +271,7 @@ impl Engine for TcpEngine {
             return Ok(Registration::new(memory, access, Box::new(|| Ok(()))));
         }
         if !self.shared.config.listen {
-            return Err(EngineError::Unsupported {
-                call: "register for peers without listeners",
-            });
+            return Err(EngineError::NotListening);
         }
         let id = self
             .shared
@@ -384,9 +394,10 @@ impl Engine for TcpEngine {
             }
         };
         // Real peers send to the name in the descriptor; some descriptors have none.
-        let addresses = match parse(&link.notify_name).and_then(|peer| resolve(&peer)) {
-            Ok(addresses) => addresses,
-            Err(_) => link.control.clone(),
+        let addresses = if link.notify_name.is_empty() {
+            link.control.clone()
+        } else {
+            resolve(&parse(&link.notify_name)?)?
         };
         let control = |source| EngineError::Control {
             peer: link.name.clone(),

@@ -746,6 +746,41 @@ fn at_the_limit_the_connection_that_is_idle_longest_makes_way_for_a_new_one() {
     }
 }
 
+// row: W8.2a
+#[test]
+fn a_request_that_trickles_in_is_closed_in_time_although_it_moves() {
+    let target = engine_with(|config| {
+        config.timeouts.progress = Duration::from_millis(400);
+        config.timeouts.status = Duration::from_millis(400);
+        config.timeouts.min_bytes_per_s = 1_000;
+    });
+    let slab = slab(4096);
+    let _registration = register(&target, &slab);
+    let mut stream = dial(target.data_address());
+    // Several in a row have a time each.
+    for _ in 0..3 {
+        stream
+            .write_all(&header(Op::Write, slab.address(), 5))
+            .unwrap();
+        for byte in b"hello" {
+            stream.write_all(&[*byte]).unwrap();
+            std::thread::sleep(Duration::from_millis(80));
+        }
+        assert_eq!(read_status(&mut stream), Status::Ok);
+    }
+    stream
+        .write_all(&header(Op::Write, slab.address(), 200))
+        .unwrap();
+    let start = Instant::now();
+    // A second is what its length may take; the connection fails after that.
+    while stream.write_all(&[1]).is_ok() {
+        assert!(start.elapsed() < LONG, "it may trickle for ever");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(start.elapsed() > Duration::from_millis(900));
+    assert_serves(&target, &slab);
+}
+
 #[test]
 fn a_header_that_trickles_in_is_closed_in_time() {
     let target = engine_with(|config| config.timeouts.header = Duration::from_millis(600));

@@ -5,15 +5,19 @@
 
 mod support;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mooncake_transport::{Access, Engine, Op, Reason, Remote, Segment, Task};
+use mooncake_transport::tcp::TcpEngine;
+use mooncake_transport::wire::data::Status;
+use mooncake_transport::{Access, Engine, EngineError, Op, Reason, Remote, Segment, Task};
 use slab_memory::{Bounce, BounceDirection, CopyError, Memory, MemoryKind};
-use support::{engine, finish, pattern, run_one, slab};
+use support::{engine, engine_with, finish, pattern, run_one, slab};
 
 const LEN: u64 = 4 << 20;
 
@@ -27,6 +31,8 @@ struct Device {
     asynchronous: bool,
     /// Copies fail from now on.
     broken: AtomicBool,
+    /// Copies panic from now on, and so does the end of a bounce.
+    panicking: AtomicBool,
     copies: AtomicU64,
 }
 
@@ -37,12 +43,14 @@ impl Device {
             bytes: Mutex::new(vec![0; LEN as usize]),
             asynchronous,
             broken: AtomicBool::new(false),
+            panicking: AtomicBool::new(false),
             copies: AtomicU64::new(0),
         })
     }
 
     fn range(&self, offset: u64, len: usize) -> Result<Range<usize>, CopyError> {
         self.copies.fetch_add(1, Ordering::SeqCst);
+        assert!(!self.panicking.load(Ordering::SeqCst), "a copy of the test");
         if self.broken.load(Ordering::SeqCst) {
             return Err(CopyError::Driver { code: 700 });
         }
@@ -114,6 +122,13 @@ struct Slow {
     /// Bytes of the copy under way, and how often it will still say that it is.
     copying: Option<(usize, u64)>,
     filled: Range<usize>,
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        let panicking = self.device.panicking.load(Ordering::SeqCst);
+        assert!(!panicking, "the end of a bounce of the test");
+    }
 }
 
 impl Slow {
@@ -241,6 +256,23 @@ fn device_memory_is_read_and_written_through_copies_that_take_their_time() {
 }
 
 #[test]
+fn memory_at_an_address_that_peers_cannot_name_is_not_registered_for_them() {
+    let engine = engine();
+    let nameless = Device::new(0, true);
+    for access in [Access::RemoteRead, Access::RemoteWrite] {
+        let error = engine.register(nameless.clone(), access).unwrap_err();
+        let (address, len) = (0, LEN);
+        assert_eq!(error, EngineError::UnusableMemory { address, len });
+    }
+    // The initiator itself needs no name for it.
+    engine
+        .register(nameless, Access::Local)
+        .unwrap()
+        .unregister()
+        .unwrap();
+}
+
+#[test]
 fn a_device_that_fails_at_the_target_closes_the_connection_and_not_the_engine() {
     let (source, target) = (engine(), engine());
     let there = Device::new(0x7_0000_0000, true);
@@ -289,10 +321,120 @@ fn a_device_that_fails_at_the_initiator_fails_its_task_alone() {
     }
 }
 
+#[test]
+fn a_device_whose_code_panics_fails_its_requests_and_leaves_the_engines_alone() {
+    let (source, target) = (engine(), engine());
+    let there = Device::new(0x7_0000_0000, true);
+    let here = Device::new(0x8_0000_0000, true);
+    let (remote, local) = (slab(LEN), slab(LEN));
+    let at_device = target.register(there.clone(), Access::RemoteWrite).unwrap();
+    let at_slab = support::register(&target, &remote);
+    let segment = source.open_segment(target.session()).unwrap();
+    there.panicking.store(true, Ordering::SeqCst);
+    here.panicking.store(true, Ordering::SeqCst);
+    for op in [Op::Write, Op::Read] {
+        let at_target = support::task(op, &segment, there.address, &local, 0..100_000);
+        assert_eq!(run_one(&source, at_target), Remote::Ended(Reason::Closed));
+        let at_source = device_task(op, &segment, remote.address(), &here, 0..100_000);
+        let failure = run_one(&source, at_source);
+        let panicked = Reason::Memory {
+            source: CopyError::Panicked,
+        };
+        assert_eq!(failure.reason(), Some(&panicked), "{failure:?}");
+        let working = support::task(op, &segment, remote.address(), &local, 0..100_000);
+        assert_eq!(run_one(&source, working), Remote::Applied);
+    }
+    // Their threads are still there to end what touches the memory.
+    at_device.unregister().unwrap();
+    at_slab.unregister().unwrap();
+    assert_eq!(Arc::strong_count(&here), 1);
+}
+
+/// Begins a write of five bytes, of which it sends `count`.
+fn begin_write(target: &TcpEngine, address: u64, count: usize) -> TcpStream {
+    let mut stream = support::dial(target.data_address());
+    stream
+        .write_all(&support::header(Op::Write, address, 5))
+        .unwrap();
+    stream.write_all(&b"hello"[..count]).unwrap();
+    stream
+}
+
+#[test]
+fn requests_beyond_the_limit_of_bounces_wait_for_one_to_end() {
+    let target = engine_with(|config| config.limits.bounces_max = 2);
+    let there = Device::new(0x7_0000_0000, true);
+    let remote = slab(4096);
+    let _at_device = target.register(there.clone(), Access::RemoteWrite).unwrap();
+    let _at_slab = support::register(&target, &remote);
+    let mut first = begin_write(&target, there.address, 2);
+    let second = begin_write(&target, there.address, 2);
+    std::thread::sleep(Duration::from_millis(100));
+    let mut waiting: Vec<_> = (0..4)
+        .map(|_| begin_write(&target, there.address, 5))
+        .collect();
+    for stream in &mut waiting {
+        stream
+            .set_read_timeout(Some(Duration::from_millis(50)))
+            .unwrap();
+        assert!(stream.read(&mut [0; 8]).is_err(), "there was no room");
+        stream.set_read_timeout(Some(support::LONG)).unwrap();
+    }
+    // What the host can address needs none.
+    let mut host = begin_write(&target, remote.address(), 5);
+    assert_eq!(support::read_status(&mut host), Status::Ok);
+    // One that ends and one that is closed make room for all.
+    first.write_all(b"llo").unwrap();
+    assert_eq!(support::read_status(&mut first), Status::Ok);
+    drop(waiting.pop());
+    drop(second);
+    for stream in &mut waiting {
+        assert_eq!(support::read_status(stream), Status::Ok);
+    }
+}
+
+#[test]
+fn tasks_beyond_the_limit_of_bounces_wait_for_one_to_end() {
+    let source = engine_with(|config| config.limits.bounces_max = 1);
+    let target = engine();
+    let here = Device::new(0x8_0000_0000, true);
+    let remote = slab(LEN);
+    let _registration = support::register(&target, &remote);
+    let segment = source.open_segment(target.session()).unwrap();
+    for op in [Op::Write, Op::Read] {
+        let tasks = (0..20)
+            .map(|_| device_task(op, &segment, remote.address(), &here, 0..100_000))
+            .collect();
+        assert!(finish(&source.submit(tasks).unwrap()).is_applied());
+    }
+}
+
+#[test]
+fn a_request_that_waits_for_a_bounce_waits_no_longer_than_its_deadline() {
+    let target = engine_with(|config| {
+        config.limits.bounces_max = 1;
+        config.timeouts.progress = Duration::from_millis(800);
+    });
+    let there = Device::new(0x7_0000_0000, true);
+    let _registration = target.register(there.clone(), Access::RemoteWrite).unwrap();
+    let mut holding = begin_write(&target, there.address, 1);
+    std::thread::sleep(Duration::from_millis(50));
+    let mut waiting = begin_write(&target, there.address, 5);
+    let start = Instant::now();
+    // The one that has it moves, so that it keeps it.
+    for byte in b"ell" {
+        std::thread::sleep(Duration::from_millis(500));
+        holding.write_all(&[*byte]).unwrap();
+    }
+    assert!(support::read_to_close(&mut waiting).is_empty());
+    assert!(start.elapsed() < Duration::from_secs(10));
+    holding.write_all(b"o").unwrap();
+    assert_eq!(support::read_status(&mut holding), Status::Ok);
+}
+
 // row: W7.3a
 #[test]
 fn a_write_to_a_device_is_acknowledged_only_once_its_copy_has_ended() {
-    use std::io::{Read, Write};
     let target = engine();
     let there = Device::new(0x7_0000_0000, true);
     let _registration = target.register(there.clone(), Access::RemoteWrite).unwrap();

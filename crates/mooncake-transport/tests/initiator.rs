@@ -56,7 +56,7 @@ fn an_engine_without_listeners_refuses_memory_that_peers_could_not_reach() {
     for access in [Access::RemoteRead, Access::RemoteWrite] {
         assert!(matches!(
             engine.register(Arc::clone(&memory), access),
-            Err(EngineError::Unsupported { .. })
+            Err(EngineError::NotListening)
         ));
     }
 }

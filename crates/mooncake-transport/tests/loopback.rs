@@ -393,7 +393,10 @@ fn batches_that_are_too_long_or_out_of_bounds_come_back_untouched() {
 
 #[test]
 fn tasks_under_way_are_bounded_and_the_bound_is_given_back() {
-    let source = engine_with(|config| config.limits.tasks_open_max = 2);
+    let source = engine_with(|config| {
+        config.limits.batch_tasks_max = 2;
+        config.limits.tasks_open_max = 2;
+    });
     let peer = support::FakePeer::new();
     let segment = peer.open(&source);
     let local = slab(4096);

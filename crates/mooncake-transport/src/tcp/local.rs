@@ -4,9 +4,11 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use slab_memory::{Bounce, BounceDirection, CopyError, Memory};
+use slab_memory::{Bounce, BounceDirection, CopyError, Memory, checked_len};
 
+use super::caught::{Caught, guarded};
 use super::socket;
 
 /// What moving bytes came to.
@@ -24,47 +26,99 @@ pub(super) enum Moved {
     Memory(CopyError),
 }
 
+/// How many bounces there are and may be, for each has a buffer.
+pub(super) struct BounceRoom {
+    count: Arc<AtomicUsize>,
+    max: usize,
+}
+
+impl BounceRoom {
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            count: Arc::new(AtomicUsize::new(0)),
+            max,
+        }
+    }
+
+    /// Returns how many more there may be.
+    pub(super) fn left(&self) -> usize {
+        self.max.saturating_sub(self.count.load(Ordering::Relaxed))
+    }
+
+    /// Only one thread takes, so that what is left now is left in a moment.
+    fn take(&self) -> Option<BouncePermit> {
+        if self.left() == 0 {
+            return None;
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        Some(BouncePermit(Arc::clone(&self.count)))
+    }
+}
+
+/// The right to one bounce.
+struct BouncePermit(Arc<AtomicUsize>);
+
+impl Drop for BouncePermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 pub(super) struct LocalSide {
-    memory: Arc<dyn Memory>,
+    memory: Caught<Arc<dyn Memory>>,
     /// What has not passed the socket yet.
     rest: Range<u64>,
-    bounce: Option<Box<dyn Bounce>>,
+    /// The permit goes after the buffer that it is for.
+    bounce: Option<(Caught<Box<dyn Bounce>>, BouncePermit)>,
 }
 
 impl LocalSide {
+    /// Returns none if the memory needs a bounce and there are as many as may be.
     pub(super) fn new(
         memory: Arc<dyn Memory>,
         range: Range<u64>,
         direction: BounceDirection,
-    ) -> Result<Self, CopyError> {
-        socket::checked_len(&*memory, &range)?;
-        let bounce = match memory.host_ptr() {
-            Some(_) => None,
-            None => Some(Arc::clone(&memory).bounce(direction, range.clone())?),
-        };
-        Ok(Self {
+        room: &BounceRoom,
+    ) -> Result<Option<Self>, CopyError> {
+        let memory = Caught::new(memory);
+        let has_pointer = guarded(|| {
+            checked_len(&range, memory.len())?;
+            Ok(memory.host_ptr().is_some())
+        })?;
+        let mut bounce = None;
+        if !has_pointer {
+            let Some(permit) = room.take() else {
+                return Ok(None);
+            };
+            let made = guarded(|| Arc::clone(&*memory).bounce(direction, range.clone()))?;
+            bounce = Some((Caught::new(made), permit));
+        }
+        Ok(Some(Self {
             memory,
             rest: range,
             bounce,
-        })
+        }))
     }
 
     /// Sends `head`, then the rest of the range.
     pub(super) fn send(&mut self, socket: BorrowedFd<'_>, head: &[u8]) -> Moved {
         let result = match &mut self.bounce {
-            None => socket::send(socket, head, Some((&*self.memory, self.rest.clone()))),
-            Some(bounce) => {
-                let buffer = match bounce.buffer() {
+            None => {
+                let body = (&**self.memory, self.rest.clone());
+                guarded(|| Ok(socket::send(socket, head, Some(body))))
+            }
+            Some((bounce, _)) => {
+                let buffer = match guarded(|| bounce.get_mut().buffer()) {
                     Ok(buffer) => buffer,
                     Err(error) => return Moved::Memory(error),
                 };
                 // Head and body in two calls: the bounce path is not the fast one.
                 if !head.is_empty() {
-                    socket::send(socket, head, None)
+                    Ok(socket::send(socket, head, None))
                 } else if buffer.is_empty() {
                     return Moved::Busy;
                 } else {
-                    socket::send(socket, buffer, None)
+                    Ok(socket::send(socket, buffer, None))
                 }
             }
         };
@@ -75,14 +129,17 @@ impl LocalSide {
     pub(super) fn receive(&mut self, socket: BorrowedFd<'_>, head: &mut [u8]) -> Moved {
         let head_len = head.len();
         let result = match &mut self.bounce {
-            None => socket::receive(socket, head, Some((&*self.memory, self.rest.clone()))),
-            Some(bounce) => {
+            None => {
+                let body = (&**self.memory, self.rest.clone());
+                guarded(|| Ok(socket::receive(socket, head, Some(body))))
+            }
+            Some((bounce, _)) => {
                 if !head.is_empty() {
-                    socket::receive(socket, head, None)
+                    Ok(socket::receive(socket, head, None))
                 } else {
-                    match bounce.buffer() {
+                    match guarded(|| bounce.get_mut().buffer()) {
                         Ok([]) => return Moved::Busy,
-                        Ok(buffer) => socket::receive(socket, buffer, None),
+                        Ok(buffer) => Ok(socket::receive(socket, buffer, None)),
                         Err(error) => return Moved::Memory(error),
                     }
                 }
@@ -91,17 +148,20 @@ impl LocalSide {
         self.account(head_len, result)
     }
 
-    fn account(&mut self, head_len: usize, result: io::Result<usize>) -> Moved {
+    fn account(&mut self, head_len: usize, result: Result<io::Result<usize>, CopyError>) -> Moved {
         let count = match result {
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Moved::WouldBlock,
-            Err(error) => return Moved::Io(error),
+            Ok(Ok(count)) => count,
+            Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Moved::WouldBlock;
+            }
+            Ok(Err(error)) => return Moved::Io(error),
+            Err(error) => return Moved::Memory(error),
         };
         let body = count.saturating_sub(head_len);
         self.rest.start += body as u64;
-        if let Some(bounce) = &mut self.bounce
+        if let Some((bounce, _)) = &mut self.bounce
             && body > 0
-            && let Err(error) = bounce.commit(body)
+            && let Err(error) = guarded(|| bounce.get_mut().commit(body))
         {
             return Moved::Memory(error);
         }
@@ -112,7 +172,7 @@ impl LocalSide {
     pub(super) fn poll_in_place(&mut self) -> Result<bool, CopyError> {
         match &mut self.bounce {
             None => Ok(true),
-            Some(bounce) => bounce.poll_finished(),
+            Some((bounce, _)) => guarded(|| bounce.get_mut().poll_finished()),
         }
     }
 }

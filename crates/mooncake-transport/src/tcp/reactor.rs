@@ -26,6 +26,7 @@ use self::accept::Listening;
 use self::inbound::Inbound;
 use self::lanes::{Lane, PeerEntry};
 use super::control::{ControlClient, ControlServer};
+use super::local::BounceRoom;
 use super::peer::PeerId;
 use super::shared::{Command, ControlResult, Job, Shared};
 use super::table::{Key, Table};
@@ -58,6 +59,8 @@ struct Connection {
     writable: bool,
     /// It stands in the queue of connections with work.
     queued: bool,
+    /// It stands in the queue of those that wait for a bounce.
+    awaits_bounce: bool,
     deadline: Deadline,
     role: Role,
 }
@@ -108,6 +111,8 @@ enum Flow {
     Again,
     /// The local memory is busy: ask again after a pause.
     Pause,
+    /// The local memory needs a bounce, and there are as many as may be: ask again when one has ended.
+    AwaitBounce,
     Close,
 }
 
@@ -144,6 +149,9 @@ pub(super) struct Reactor {
     ready: VecDeque<Key>,
     /// Connections whose memory was busy.
     paused: Vec<Key>,
+    bounces: BounceRoom,
+    /// Connections that wait for a bounce.
+    bounce_waiting: VecDeque<Key>,
     peers: HashMap<PeerId, PeerEntry>,
     /// Peers that may have something to start.
     dispatch: VecDeque<PeerId>,
@@ -170,6 +178,7 @@ impl Reactor {
         let limits = &shared.config.limits;
         let data_max = accept::data_connections_max(limits.inbound_data_max);
         let control_max = limits.inbound_control_max;
+        let bounces = BounceRoom::new(limits.bounces_max);
         Ok(Self {
             poll,
             shared,
@@ -177,6 +186,8 @@ impl Reactor {
             timers: Timers::default(),
             ready: VecDeque::new(),
             paused: Vec::new(),
+            bounces,
+            bounce_waiting: VecDeque::new(),
             peers: HashMap::new(),
             dispatch: VecDeque::new(),
             data: Listening::new(data, data_max),
@@ -224,6 +235,7 @@ impl Reactor {
             for key in std::mem::take(&mut self.paused) {
                 self.queue(key);
             }
+            self.resume_bounces();
             // Only those that are ready now: a connection that queues up again waits for events to
             // be looked at, so that none starves.
             for _ in 0..self.ready.len() {
@@ -240,7 +252,8 @@ impl Reactor {
     }
 
     fn poll_timeout(&self) -> Option<Duration> {
-        if !self.ready.is_empty() || !self.dispatch.is_empty() {
+        let may_bounce = !self.bounce_waiting.is_empty() && self.bounces.left() > 0;
+        if !self.ready.is_empty() || !self.dispatch.is_empty() || may_bounce {
             return Some(Duration::ZERO);
         }
         let now = Instant::now();
@@ -255,6 +268,20 @@ impl Reactor {
             next
         } else {
             Some(next.map_or(BUSY_PAUSE, |next| next.min(BUSY_PAUSE)))
+        }
+    }
+
+    /// Lets as many connections go on as there may be further bounces, those that waited longest first.
+    fn resume_bounces(&mut self) {
+        let mut left = self.bounces.left();
+        while left > 0
+            && let Some(key) = self.bounce_waiting.pop_front()
+        {
+            if let Some(connection) = self.connections.get_mut(key) {
+                connection.awaits_bounce = false;
+                self.queue(key);
+                left -= 1;
+            }
         }
     }
 
@@ -360,10 +387,15 @@ impl Reactor {
             return;
         }
         self.timers.arm(key, &mut connection.deadline);
+        if flow == Flow::AwaitBounce && !connection.awaits_bounce {
+            connection.awaits_bounce = true;
+            self.bounce_waiting.push_back(key);
+        }
         self.connections.put_back(key, connection);
         match flow {
             Flow::Again => self.queue(key),
             Flow::Pause => self.paused.push(key),
+            Flow::AwaitBounce => {}
             Flow::Keep | Flow::Close => {}
         }
     }
@@ -381,12 +413,16 @@ impl Reactor {
             Role::Server(_) => self.control.open -= 1,
             Role::Client(_) | Role::Lane(_) => {}
         }
+        self.timers.disarm(&mut connection.deadline);
         // Closing the descriptor deregisters it anyway; failure changes nothing.
         let _ = self.poll.registry().deregister(&mut connection.stream);
     }
 
     fn fire_timers(&mut self) {
         let now = Instant::now();
+        // None is lent out now.
+        self.timers
+            .sweep(|key| self.connections.get(key).map(|found| &found.deadline));
         while let Some((at, key)) = self.timers.pop_due(now) {
             let Some(connection) = self.connections.get_mut(key) else {
                 continue;
@@ -398,7 +434,7 @@ impl Reactor {
             let Some(mut connection) = self.connections.take(key) else {
                 continue;
             };
-            connection.deadline = Deadline::default();
+            self.timers.disarm(&mut connection.deadline);
             let flow = match &mut connection.role {
                 Role::Inbound(_) | Role::Server(_) => Flow::Close,
                 Role::Client(_) => self.client_overdue(key, &mut connection),

@@ -4,7 +4,6 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,6 +11,7 @@ use std::thread::ThreadId;
 
 use slab_memory::Memory;
 
+use super::caught::Caught;
 use super::config::TcpConfig;
 use super::notices::NoticeQueue;
 use super::peer::{PeerId, PeerLink};
@@ -49,11 +49,11 @@ pub(super) struct Job {
     pub(super) op: Op,
     pub(super) remote: u64,
     pub(super) range: Range<u64>,
-    pub(super) memory: Arc<dyn Memory>,
+    pub(super) memory: Caught<Arc<dyn Memory>>,
     pub(super) link: Arc<PeerLink>,
     /// It has been sent a second time already.
     pub(super) retried: bool,
-    hold: Box<dyn Any + Send>,
+    hold: Caught<Box<dyn Any + Send>>,
     /// Keeps the peer's connections.
     segment: Segment,
     permit: Permit,
@@ -81,10 +81,10 @@ impl Job {
             op: task.op,
             remote: task.remote,
             range: task.range,
-            memory: task.memory,
+            memory: Caught::new(task.memory),
             link,
             retried: false,
-            hold: task.hold,
+            hold: Caught::new(task.hold),
             segment: task.segment,
             permit: Permit(Arc::clone(shared)),
             ticket,
@@ -106,10 +106,7 @@ impl Job {
             ..
         } = self;
         drop(memory);
-        // The hold is the user's, and a panic in it must not take the reactor along.
-        if catch_unwind(AssertUnwindSafe(|| drop(hold))).is_err() {
-            tracing::error!("the hold of a task panicked when it was dropped");
-        }
+        drop(hold);
         drop(segment);
         drop(permit);
         ticket.settle(remote);
@@ -236,9 +233,7 @@ impl Shared {
         text: Vec<u8>,
     ) -> ControlResult {
         if self.on_reactor_thread() {
-            // From a hold's drop: waiting here would be waiting for ourselves.
-            let source = std::io::Error::from(std::io::ErrorKind::WouldBlock).into();
-            return Err(ControlError::Io { source });
+            return Err(ControlError::OnEngineThread);
         }
         let (result, reply) = std::sync::mpsc::sync_channel(1);
         self.command(Command::Exchange {

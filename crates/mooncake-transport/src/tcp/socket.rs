@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use slab_memory::{CopyError, Memory};
+use slab_memory::{Memory, checked_len};
 
 /// Sends `head` and then the bytes of `body` in one call, as many as the socket takes.
 ///
@@ -100,29 +100,16 @@ fn memory_vector(body: Option<(&dyn Memory, Range<u64>)>) -> io::Result<libc::io
             iov_len: 0,
         });
     };
-    let len = checked_len(memory, &range)
+    let len = checked_len(&range, memory.len())
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     let base = memory.host_ptr().ok_or(io::ErrorKind::InvalidInput)?;
     // SAFETY: `range.start` is at most the memory's length, all of which is mapped from `base`.
     let start = unsafe { base.as_ptr().add(range.start as usize) };
     Ok(libc::iovec {
         iov_base: start.cast(),
-        iov_len: len,
+        // No longer than the memory, which the host can address.
+        iov_len: len as usize,
     })
-}
-
-/// Checks that `range` lies inside `memory` and returns its length.
-pub(super) fn checked_len(memory: &dyn Memory, range: &Range<u64>) -> Result<usize, CopyError> {
-    let len = range.end.saturating_sub(range.start);
-    let inside = range.start <= range.end && range.end <= memory.len();
-    usize::try_from(len)
-        .ok()
-        .filter(|_| inside)
-        .ok_or(CopyError::OutOfBounds {
-            offset: range.start,
-            len,
-            memory_len: memory.len(),
-        })
 }
 
 fn message(vectors: &mut [libc::iovec; 2]) -> libc::msghdr {

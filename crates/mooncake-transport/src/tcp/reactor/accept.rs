@@ -281,6 +281,7 @@ impl Reactor {
             readable: true,
             writable: true,
             queued: false,
+            awaits_bounce: false,
             deadline,
             role,
         };

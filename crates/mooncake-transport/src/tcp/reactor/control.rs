@@ -162,6 +162,7 @@ impl Reactor {
                         readable: false,
                         writable: false,
                         queued: false,
+                        awaits_bounce: false,
                         deadline,
                         role,
                     };

@@ -21,8 +21,12 @@ pub(super) struct Inbound {
     requests: u64,
     /// What the deadline was set for: this patience, in this request.
     timed: (Patience, u64),
+    /// When the request under way has to be done, however it moves.
+    ends_by: Option<Instant>,
     /// Since when it waits for a request, if it does.
     idle_since: Instant,
+    /// We have said that we send nothing more.
+    half_closed: bool,
 }
 
 /// How a connection between requests compares with others when one has to go: first those that never
@@ -36,7 +40,9 @@ impl Inbound {
             local: None,
             requests: 0,
             timed: (Patience::Unlimited, 0),
+            ends_by: None,
             idle_since: now,
+            half_closed: false,
         }
     }
 
@@ -93,7 +99,11 @@ impl Reactor {
                     .deadline
                     .set(after(timeouts.header.min(timeouts.progress)));
             }
-            Patience::Progress => connection.deadline.set(after(timeouts.progress)),
+            Patience::Progress => {
+                let at = now + timeouts.progress;
+                let at = inbound.ends_by.map_or(at, |ends_by| ends_by.min(at));
+                connection.deadline.set(Some(at));
+            }
             Patience::Drain if changed => connection.deadline.set(after(timeouts.reject_drain)),
             Patience::Header | Patience::Drain => {}
         }
@@ -105,6 +115,8 @@ impl Reactor {
             machine,
             local,
             requests,
+            ends_by,
+            half_closed,
             ..
         }) = &mut connection.role
         else {
@@ -115,6 +127,7 @@ impl Reactor {
                 if !connection.readable {
                     return Stepped::Wait(Flow::Keep);
                 }
+                *ends_by = None;
                 let mut bytes = [0; HEADER_LEN];
                 let received = receive(connection, &mut bytes[..max]);
                 with_machine(connection, |machine| match received {
@@ -127,13 +140,18 @@ impl Reactor {
                 })
             }
             Want::Decide(header) => {
-                *requests += 1;
-                *local = self.admit_request(&header);
-                if local.is_some() {
-                    machine.admit();
-                } else {
-                    machine.reject();
+                match self.admit_request(&header) {
+                    Admission::Full => return Stepped::Wait(Flow::AwaitBounce),
+                    Admission::Yes(id, side) => {
+                        *local = Some((id, side));
+                        machine.admit();
+                    }
+                    Admission::No => machine.reject(),
                 }
+                // Only now: while it waits, its deadline stays as it is.
+                *requests += 1;
+                let longest = self.shared.config.timeouts.task_max(header.size);
+                *ends_by = Instant::now().checked_add(longest);
                 Stepped::Moved(0)
             }
             Want::Payload(_) => {
@@ -209,8 +227,11 @@ impl Reactor {
                 }
             }
             Want::Drain(max) => {
-                // Repeating it is harmless; a peer that is gone ends the connection below.
-                let _ = connection.stream.shutdown(Shutdown::Write);
+                if !*half_closed {
+                    *half_closed = true;
+                    // A peer that is gone ends the connection below.
+                    let _ = connection.stream.shutdown(Shutdown::Write);
+                }
                 if !connection.readable {
                     return Stepped::Wait(Flow::Keep);
                 }
@@ -232,15 +253,28 @@ impl Reactor {
     }
 
     /// Looks the range of a request up among what is registered now.
-    fn admit_request(&self, header: &Header) -> Option<(RegistrationId, LocalSide)> {
-        let admitted = self.shared.registry().admit(header)?;
+    fn admit_request(&self, header: &Header) -> Admission {
+        let Some(admitted) = self.shared.registry().admit(header) else {
+            return Admission::No;
+        };
         let direction = match header.op {
             Op::Read => BounceDirection::Out,
             Op::Write => BounceDirection::In,
         };
-        let local = LocalSide::new(admitted.memory, admitted.range, direction).ok()?;
-        Some((admitted.id, local))
+        match LocalSide::new(admitted.memory, admitted.range, direction, &self.bounces) {
+            Ok(Some(local)) => Admission::Yes(admitted.id, local),
+            Ok(None) => Admission::Full,
+            Err(_) => Admission::No,
+        }
     }
+}
+
+/// Whether a request is served.
+enum Admission {
+    Yes(RegistrationId, LocalSide),
+    No,
+    /// Its memory needs a bounce, and there are as many as may be.
+    Full,
 }
 
 /// What one step of a connection came to.

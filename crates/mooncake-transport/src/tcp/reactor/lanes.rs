@@ -160,6 +160,7 @@ impl Reactor {
                         readable: false,
                         writable: false,
                         queued: false,
+                        awaits_bounce: false,
                         deadline,
                         role: Role::Lane(Lane {
                             peer,

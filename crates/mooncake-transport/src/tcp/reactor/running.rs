@@ -5,14 +5,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use slab_memory::BounceDirection;
+use slab_memory::{BounceDirection, CopyError};
 
 use super::control::millis;
 use super::lanes::{Lane, LaneState};
 use super::{Connection, Flow, Key, Reactor, Role, Turn, fail_all};
 use crate::batch::{Reason, Remote};
 use crate::tcp::exchange::{Exchange, Outcome, Overdue};
-use crate::tcp::local::{LocalSide, Moved};
+use crate::tcp::local::{BounceRoom, LocalSide, Moved};
 use crate::tcp::queue::Next;
 use crate::tcp::shared::Job;
 use crate::wire::data::{Op, STATUS_LEN};
@@ -20,7 +20,8 @@ use crate::wire::data::{Op, STATUS_LEN};
 /// A task on a lane.
 pub(super) struct Running {
     exchange: Exchange,
-    local: LocalSide,
+    /// None until there may be a bounce for it; nothing is sent before.
+    local: Option<LocalSide>,
     job: Job,
     /// When it has to be done, however it moves; none if that is beyond what a clock can say.
     ends_by: Option<Instant>,
@@ -44,6 +45,15 @@ impl Lane {
     }
 }
 
+/// Makes the local side of a job, or none if it has to wait for a bounce.
+fn local_side(job: &Job, room: &BounceRoom) -> Result<Option<LocalSide>, CopyError> {
+    let direction = match job.op {
+        Op::Read => BounceDirection::In,
+        Op::Write => BounceDirection::Out,
+    };
+    LocalSide::new(Arc::clone(&*job.memory), job.range.clone(), direction, room)
+}
+
 impl Reactor {
     /// Sets a lane to a job. If the local memory refuses, the job has ended and the lane is free.
     pub(super) fn begin(&mut self, connection: &mut Connection, job: Job) -> Result<(), ()> {
@@ -51,11 +61,7 @@ impl Reactor {
             job.finish(Remote::Ended(Reason::Lost));
             return Err(());
         };
-        let direction = match job.op {
-            Op::Read => BounceDirection::In,
-            Op::Write => BounceDirection::Out,
-        };
-        match LocalSide::new(Arc::clone(&job.memory), job.range.clone(), direction) {
+        match local_side(&job, &self.bounces) {
             Ok(local) => {
                 let exchange = Exchange::new(job.op, job.remote, job.len());
                 let timeouts = &self.shared.config.timeouts;
@@ -90,8 +96,21 @@ impl Reactor {
                 return Flow::Close;
             };
             let Running {
-                exchange, local, ..
+                exchange,
+                local,
+                job,
+                ..
             } = &mut **running;
+            let local = match local {
+                Some(local) => local,
+                None => match local_side(job, &self.bounces) {
+                    Ok(None) => return Flow::AwaitBounce,
+                    Ok(Some(made)) => local.insert(made),
+                    Err(source) => {
+                        return self.give_up_unsent(key, connection, Reason::Memory { source });
+                    }
+                },
+            };
             let mut moved = 0;
             let mut busy = false;
 
@@ -190,6 +209,18 @@ impl Reactor {
                 };
             }
         }
+    }
+
+    /// Ends a request of which nothing was sent, so that its lane is as it was.
+    fn give_up_unsent(&mut self, key: Key, connection: &mut Connection, reason: Reason) -> Flow {
+        connection.deadline.set(None);
+        let Role::Lane(lane) = &mut connection.role else {
+            return Flow::Close;
+        };
+        if let LaneState::Busy(running) = std::mem::replace(&mut lane.state, LaneState::Idle) {
+            running.job.finish(Remote::Ended(reason));
+        }
+        self.lane_free(key, connection)
     }
 
     /// Moves the deadline of a running request after bytes have moved.
