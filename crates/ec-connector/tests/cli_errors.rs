@@ -40,6 +40,17 @@ fn wrong_usage_ends_with_code_2_and_says_what_would_be_right() {
             host,
         ])
     };
+    let drain = |seconds| {
+        refused(&[
+            "consume",
+            "--listen",
+            "127.0.0.1:0",
+            "--pool",
+            "1MiB",
+            "--drain",
+            seconds,
+        ])
+    };
     for (errors, says) in [
         (refused(&[]), "Usage"),
         (refused(&["fly"]), "unrecognized"),
@@ -57,6 +68,8 @@ fn wrong_usage_ends_with_code_2_and_says_what_would_be_right() {
         (advertise("::"), "--advertise"),
         (advertise("[::]"), "--advertise"),
         (refused(&["consume", "--pool", "1MiB"]), "--listen"),
+        (drain("18446744073709551615"), "--drain"),
+        (drain("86401"), "--drain"),
         (refused(&["push", "--to", "tcp://127.0.0.1:1"]), "FILE"),
         (refused(&["push", "--to", "127.0.0.1:1", "x"]), "tcp://"),
         (

@@ -460,10 +460,10 @@ fn a_consumer_that_is_stopped_receives_all_that_it_acknowledged_and_says_that_it
         let mut pushed: Vec<_> = (0..after_rows).map(|_| pushing.row()).collect();
         let asked = Instant::now();
         consumer.process.signal(Signal::TERM);
-        pushed.extend(pushing.rows());
         let received = consumer.process.rows();
         assert_eq!(consumer.process.code(), 0);
         assert!(asked.elapsed() < Duration::from_secs(15));
+        pushed.extend(pushing.rows());
         assert_eq!(pushed.len(), 60, "every tensor has a row");
         check_nothing_was_lost(&pushed, &received);
         let failed = with(&pushed, "state", "failed");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, value_parser};
 use ec_connector::{
     Consumer, ConsumerConfig, ConsumerError, ItemStatus, MmHash, OutputError, Shutdown, TakePolicy,
     TakenItem, TransferId, write_tensor_file,
@@ -64,12 +64,15 @@ pub(crate) struct ConsumeArgs {
     #[arg(long)]
     no_take: bool,
     /// Seconds to wait for producers that are still writing when asked to stop
-    #[arg(long, value_name = "S", default_value_t = 30)]
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = value_parser!(u64).range(..=DRAIN_MAX_S))]
     drain: u64,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
 }
+
+/// A day; whoever wants to wait longer does not want to stop.
+const DRAIN_MAX_S: u64 = 86_400;
 
 /// Owner leases that wait to be looked at. The item looked at longest is a file being written.
 const TAKEN_MAX: usize = 256;

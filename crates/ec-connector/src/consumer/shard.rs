@@ -154,7 +154,7 @@ impl ConsumerShard {
         }
     }
 
-    /// A producer is about: it reserves or completes.
+    /// A producer is about: it reserves, completes, cancels, or waits for another's write.
     fn note_asked(&self, now: Moment) {
         self.asked_ms.store(now.as_millis(), Ordering::Relaxed);
     }
@@ -174,9 +174,14 @@ fn or_exhausted<T>(found: Option<T>, reservations: &Reservations<ShardPool>) -> 
 }
 
 impl Shard for ConsumerShard {
+    fn claim_wait(&self) -> Duration {
+        self.claim_wait
+    }
+
     fn reserve(
         &self,
         request: &ReserveRequest,
+        deadline: Instant,
         effects: &mut Vec<Effect>,
     ) -> Result<ReserveReply, ReserveError> {
         let now = self.now();
@@ -189,7 +194,6 @@ impl Shard for ConsumerShard {
             Reserve::Later(pending) => Some(pending),
             answer => return Ok(settled(answer)),
         };
-        let deadline = Instant::now() + self.claim_wait;
         let answer = self
             .shared
             .wait_until(Some(deadline), |pool, reservations| {
@@ -231,11 +235,13 @@ impl Shard for ConsumerShard {
         effects: &mut Vec<Effect>,
     ) -> bool {
         let now = self.now();
+        self.note_asked(now);
         self.shared
             .with(|pool, reservations| reservations.cancel(pool, now, id, matching, kind, effects))
     }
 
     fn status(&self, id: &TransferId) -> Option<ItemStatus> {
+        self.note_asked(self.now());
         self.shared.with(|_, reservations| reservations.status(id))
     }
 
@@ -263,10 +269,10 @@ fn log_effects(effects: &[Effect]) {
     for effect in effects {
         match effect {
             Effect::FollowersLost { writer, count } => {
-                tracing::warn!(key = %writer, count, "followers lost their writer");
+                tracing::warn!(%writer, count, "followers lost their writer");
             }
             Effect::PublishRefused { transfer_id } => {
-                tracing::warn!(key = %transfer_id, "too many residents to share the item");
+                tracing::warn!(%transfer_id, "too many residents to share the item");
             }
             other => tracing::debug!(?other, "effect"),
         }

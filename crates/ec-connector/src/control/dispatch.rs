@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::message::rejection::Rejection;
 use super::message::reply::{self, BatchItem, Reply, ReserveReplyBody, StatusReply};
@@ -18,13 +19,17 @@ use crate::reservation::{
 ///
 /// Calls come from the server's thread, one at a time. Each holds the lock once, briefly.
 pub trait Shard: Send + Sync {
-    /// Reserves, waiting briefly and outside the lock for bytes that are on their way back.
+    /// How long one request, however many items it has, may wait for bytes that are on their way back.
+    fn claim_wait(&self) -> Duration;
+
+    /// Reserves, waiting until `deadline` and outside the lock for bytes that are on their way back.
     ///
     /// # Errors
     /// As [`Reservations::reserve`](crate::Reservations::reserve).
     fn reserve(
         &self,
         request: &ReserveRequest,
+        deadline: Instant,
         effects: &mut Vec<Effect>,
     ) -> Result<ReserveReply, ReserveError>;
 
@@ -79,6 +84,12 @@ pub struct Site {
     pub event_port: u16,
 }
 
+/// However long a shard would wait for bytes, a request holds the others up no longer.
+const CLAIM_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Most of the time that looking at the slab may take, as one part in so many.
+const SNAPSHOT_SHARE: u32 = 20;
+
 /// Answers requests of one shard.
 ///
 /// Whatever the frames hold, there is exactly one reply, and a panic below becomes an error reply.
@@ -87,6 +98,8 @@ pub struct Dispatcher {
     site: Site,
     events_dropped: Arc<AtomicU64>,
     throttle: Throttle,
+    /// The last look at the slab, and until when it is shown again.
+    snapshot: Option<(PoolSnapshot, Instant)>,
 }
 
 /// The reply to one request, and what to announce after it was sent.
@@ -114,6 +127,7 @@ impl Dispatcher {
             site,
             events_dropped,
             throttle: Throttle::default(),
+            snapshot: None,
         }
     }
 
@@ -148,7 +162,7 @@ impl Dispatcher {
         self.events(effects)
     }
 
-    fn reply(&self, frame: &[u8], effects: &mut Vec<Effect>) -> Vec<u8> {
+    fn reply(&mut self, frame: &[u8], effects: &mut Vec<Effect>) -> Vec<u8> {
         let request = match Request::parse(frame) {
             Ok(request) => request,
             Err(rejection) => return reply::failure(&rejection),
@@ -159,7 +173,7 @@ impl Dispatcher {
             }),
             Request::EventPort => reply::success(&Reply::EventPort(self.site.event_port)),
             Request::Pool => {
-                let mut snapshot = self.shard.snapshot();
+                let mut snapshot = self.snapshot();
                 snapshot.totals.events_dropped = self.events_dropped.load(Ordering::Relaxed);
                 reply::success(&Reply::Pool(&snapshot))
             }
@@ -167,13 +181,19 @@ impl Dispatcher {
                 let status = self.shard.status(&id);
                 reply::success(&Reply::Status(status.as_ref().map(StatusReply::from)))
             }
-            Request::Reserve(request) => match self.reserve(&request, effects) {
-                Ok(body) => reply::success(&Reply::Reserve(body)),
-                Err(rejection) => reply::failure(&rejection),
-            },
+            Request::Reserve(request) => {
+                match self.reserve(&request, self.claim_deadline(), effects) {
+                    Ok(body) => reply::success(&Reply::Reserve(body)),
+                    Err(rejection) => reply::failure(&rejection),
+                }
+            }
             Request::ReserveBatch(items) => {
+                // One for all: while an item waits, everybody else does.
+                let deadline = self.claim_deadline();
                 let answer = |item: Result<ReserveRequest, Rejection>| {
-                    BatchItem::from(item.and_then(|request| self.reserve(&request, effects)))
+                    BatchItem::from(
+                        item.and_then(|request| self.reserve(&request, deadline, effects)),
+                    )
                 };
                 reply::success(&Reply::ReserveBatch {
                     items: items.into_iter().map(answer).collect(),
@@ -209,13 +229,35 @@ impl Dispatcher {
         }
     }
 
+    /// How the slab is used. It is looked at under the lock, and its runs can be many: anybody may ask as often as
+    /// they like, so a look is shown again until it has cost a [`SNAPSHOT_SHARE`]th of the time.
+    fn snapshot(&mut self) -> PoolSnapshot {
+        let begun = Instant::now();
+        if let Some((snapshot, until)) = &self.snapshot
+            && begun < *until
+        {
+            return snapshot.clone();
+        }
+        let snapshot = self.shard.snapshot();
+        let until = Instant::now() + begun.elapsed() * SNAPSHOT_SHARE;
+        self.snapshot = Some((snapshot.clone(), until));
+        snapshot
+    }
+
+    fn claim_deadline(&self) -> Instant {
+        let now = Instant::now();
+        now.checked_add(self.shard.claim_wait().min(CLAIM_WAIT_MAX))
+            .unwrap_or(now)
+    }
+
     fn reserve(
         &self,
         request: &ReserveRequest,
+        deadline: Instant,
         effects: &mut Vec<Effect>,
     ) -> Result<ReserveReplyBody, Rejection> {
         let len_bytes = request.tensor.len_bytes();
-        match self.shard.reserve(request, effects)? {
+        match self.shard.reserve(request, deadline, effects)? {
             ReserveReply::Granted(grant) => {
                 // An empty item has no place, and its address is zero (row V18).
                 let address = if len_bytes == 0 {

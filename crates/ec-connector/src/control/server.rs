@@ -165,6 +165,7 @@ impl ControlServer {
             counters: Arc::clone(&counters),
             throttle: Throttle::default(),
             backlog_throttle: Throttle::new(BACKLOG_LOG_PERIOD),
+            failures: 0,
         };
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
@@ -255,7 +256,13 @@ struct Service<S> {
     counters: Arc<Counters>,
     throttle: Throttle,
     backlog_throttle: Throttle,
+    /// Errors of the request socket since it last worked.
+    failures: u32,
 }
+
+/// Errors in a row after which a socket is taken to be in a state that it cannot leave. Each is followed by a pause.
+const FAILURES_MAX: u32 = 200;
+const FAILURE_PAUSE: Duration = Duration::from_millis(10);
 
 impl<S: Sockets> Service<S> {
     /// Sends what waits, expires if it is time, answers at most one request. False: the sockets
@@ -269,7 +276,7 @@ impl<S: Sockets> Service<S> {
             self.expired_at = Instant::now();
         }
         match self.sockets.receive(TICK) {
-            Ok(Received::Nothing) => true,
+            Ok(Received::Nothing) => self.survive(Ok(())),
             Ok(Received::Request { frame, frame_count }) => {
                 let answer = self.dispatcher.answer(&frame, frame_count);
                 // Counted first: a client that has its reply finds itself counted.
@@ -282,10 +289,13 @@ impl<S: Sockets> Service<S> {
         }
     }
 
-    /// Goes on after a socket error unless the library itself is shutting down.
+    /// Goes on after a socket error unless the library itself is shutting down, or errors do not end.
     fn survive(&mut self, result: Result<(), zmq::Error>) -> bool {
         match result {
-            Ok(()) => true,
+            Ok(()) => {
+                self.failures = 0;
+                true
+            }
             Err(zmq::Error::ETERM | zmq::Error::ENOTSOCK) => {
                 tracing::error!("control sockets are gone");
                 false
@@ -294,8 +304,13 @@ impl<S: Sockets> Service<S> {
                 if let Some(suppressed) = self.throttle.admit() {
                     tracing::error!(%error, suppressed, "control socket failed");
                 }
+                self.failures += 1;
+                if self.failures >= FAILURES_MAX {
+                    tracing::error!(%error, "control socket does not recover");
+                    return false;
+                }
                 // An error that persists must not turn the loop into a busy one.
-                std::thread::sleep(Duration::from_millis(10));
+                std::thread::sleep(FAILURE_PAUSE);
                 true
             }
         }

@@ -24,6 +24,8 @@ use crate::tensor::TensorSpec;
 /// `DIR/<sha256>.<dtype>-<shape>.safetensors`, with the torch dtype and the dimensions joined by `x`. Processes
 /// that write to one directory do not replace each other's tensors either, where the file system has hard links.
 ///
+/// The file is whole for whoever opens it, but not synced: after a crash of the machine it may be empty.
+///
 /// # Errors
 /// [`OutputError`]; nothing is left behind but what was there before.
 pub fn write_tensor_file<E: std::error::Error + Send + Sync + 'static>(
@@ -33,6 +35,12 @@ pub fn write_tensor_file<E: std::error::Error + Send + Sync + 'static>(
     metadata: &[(&str, &str)],
     body: impl FnOnce(&File, u64) -> Result<(), E>,
 ) -> Result<PathBuf, OutputError> {
+    // It becomes part of a path.
+    if sha256.len() != 64 || !sha256.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(OutputError::NotAHash {
+            text: sha256.to_owned(),
+        });
+    }
     let len = tensor.len_bytes();
     let Some((dtype, shape)) = file_tensor(tensor) else {
         return Err(OutputError::Unsupported {
@@ -195,6 +203,12 @@ impl Drop for Partial {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutputError {
+    /// The file is named by a sha256.
+    #[error("{text:?} is no sha256: 64 hexadecimal digits are needed")]
+    NotAHash {
+        /// What was given.
+        text: String,
+    },
     /// The format has no element type for the tensor.
     #[error("safetensors files cannot hold a tensor of dtype {dtype} and shape {shape:?}")]
     Unsupported {
@@ -243,10 +257,17 @@ mod tests {
         TensorSpec::new(Dtype::parse(dtype).unwrap(), shape).unwrap()
     }
 
+    /// A digest; the tests call it `ab`.
+    const AB: &str = "abababababababababababababababababababababababababababababababab";
+
+    fn shortened(name: &std::ffi::OsStr) -> String {
+        name.to_str().unwrap().replace(AB, "ab")
+    }
+
     fn names(dir: &Path) -> Vec<String> {
         let mut names: Vec<_> = fs::read_dir(dir)
             .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .map(|entry| shortened(&entry.unwrap().file_name()))
             .collect();
         names.sort();
         names
@@ -257,13 +278,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = write_tensor_file(
             dir.path(),
-            "ab12",
+            AB,
             &spec("float4_e2m1fn_x2", &[2, 3]),
             &[("mm_hash", "m\"\n"), ("transfer_id", "t")],
             |file, offset| file.write_all_at(b"sixsix", offset),
         )
         .unwrap();
-        assert_eq!(names(dir.path()), ["ab12.safetensors"]);
+        assert_eq!(names(dir.path()), ["ab.safetensors"]);
 
         let bytes = fs::read(&path).unwrap();
         let (header_len, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
@@ -287,12 +308,33 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_is_no_digest_is_refused_before_anything_is_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in [
+            "",
+            "ab",
+            "../x",
+            &format!("../{}", &AB[3..]),
+            &"é".repeat(32),
+        ] {
+            let refused = write_tensor_file(dir.path(), name, &spec("uint8", &[0]), &[], |_, _| {
+                Ok::<_, io::Error>(())
+            });
+            assert!(
+                matches!(refused, Err(OutputError::NotAHash { .. })),
+                "{name:?}: {refused:?}"
+            );
+        }
+        assert!(names(dir.path()).is_empty());
+    }
+
+    #[test]
     fn an_earlier_file_of_the_same_content_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         for transfer in ["one", "two"] {
             write_tensor_file(
                 dir.path(),
-                "ab",
+                AB,
                 &spec("uint8", &[1]),
                 &[("transfer_id", transfer)],
                 |file, offset| file.write_all_at(b"x", offset),
@@ -300,16 +342,16 @@ mod tests {
             .unwrap();
         }
         assert_eq!(names(dir.path()), ["ab.safetensors"]);
-        let text = fs::read(dir.path().join("ab.safetensors")).unwrap();
+        let text = fs::read(dir.path().join(format!("{AB}.safetensors"))).unwrap();
         assert!(String::from_utf8_lossy(&text).contains("two"));
     }
 
     /// Writes `bytes` under the digest `ab` and returns the name of the file they are in.
     fn write(dir: &Path, dtype: &str, shape: &[u64], bytes: &[u8]) -> Result<String, OutputError> {
-        write_tensor_file(dir, "ab", &spec(dtype, shape), &[], |file, offset| {
+        write_tensor_file(dir, AB, &spec(dtype, shape), &[], |file, offset| {
             file.write_all_at(bytes, offset)
         })
-        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+        .map(|path| shortened(path.file_name().unwrap()))
     }
 
     #[test]
@@ -335,7 +377,7 @@ mod tests {
         }
         assert_eq!(names(dir.path()).len(), cases.len());
         for (dtype, shape, name) in cases {
-            let file = TensorFile::open(dir.path().join(name)).unwrap();
+            let file = TensorFile::open(dir.path().join(name.replace("ab", AB))).unwrap();
             assert_eq!(
                 *file.spec(&file.tensors()[0]).unwrap(),
                 spec(dtype, shape),
@@ -364,7 +406,7 @@ mod tests {
     #[test]
     fn a_damaged_file_is_replaced_and_one_of_foreign_content_is_not() {
         let dir = tempfile::tempdir().unwrap();
-        let plain = dir.path().join("ab.safetensors");
+        let plain = dir.path().join(format!("{AB}.safetensors"));
         fs::write(&plain, "cut short").unwrap();
         assert_eq!(
             write(dir.path(), "uint8", &[1], b"x").unwrap(),
@@ -372,7 +414,7 @@ mod tests {
         );
         assert!(TensorFile::open(&plain).is_ok());
 
-        let typed = dir.path().join("ab.uint8-1.safetensors");
+        let typed = dir.path().join(format!("{AB}.uint8-1.safetensors"));
         fs::remove_file(&plain).unwrap();
         fs::create_dir(&plain).unwrap();
         fs::create_dir(&typed).unwrap();
@@ -396,16 +438,12 @@ mod tests {
         fs::write(&victim, "precious").unwrap();
         // Whatever serial number the next file of this process gets.
         for serial in 0..12 {
-            let name = format!(".cd.{}.{serial}.partial", std::process::id());
+            let name = format!(".{AB}.{}.{serial}.partial", std::process::id());
             std::os::unix::fs::symlink(&victim, dir.path().join(name)).unwrap();
         }
-        let path = write_tensor_file(
-            dir.path(),
-            "cd",
-            &spec("uint8", &[1]),
-            &[],
-            |file, offset| file.write_all_at(b"x", offset),
-        )
+        let path = write_tensor_file(dir.path(), AB, &spec("uint8", &[1]), &[], |file, offset| {
+            file.write_all_at(b"x", offset)
+        })
         .unwrap();
         assert!(path.is_file());
         assert_eq!(fs::read(&victim).unwrap(), b"precious");
@@ -414,20 +452,20 @@ mod tests {
     #[test]
     fn a_failure_leaves_nothing_behind() {
         let dir = tempfile::tempdir().unwrap();
-        let failed = write_tensor_file(dir.path(), "ab", &spec("uint8", &[1]), &[], |_, _| {
+        let failed = write_tensor_file(dir.path(), AB, &spec("uint8", &[1]), &[], |_, _| {
             Err(io::Error::from(io::ErrorKind::StorageFull))
         });
         assert!(matches!(failed, Err(OutputError::Body { .. })));
         assert!(names(dir.path()).is_empty());
 
         let unsupported =
-            write_tensor_file(dir.path(), "ab", &spec("complex128", &[1]), &[], |_, _| {
+            write_tensor_file(dir.path(), AB, &spec("complex128", &[1]), &[], |_, _| {
                 Ok::<_, io::Error>(())
             });
         assert!(matches!(unsupported, Err(OutputError::Unsupported { .. })));
 
         let missing = dir.path().join("missing");
-        let failed = write_tensor_file(&missing, "ab", &spec("uint8", &[1]), &[], |_, _| {
+        let failed = write_tensor_file(&missing, AB, &spec("uint8", &[1]), &[], |_, _| {
             Ok::<_, io::Error>(())
         });
         assert!(matches!(failed, Err(OutputError::Io { .. })));

@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ec_connector::{
     CancelKind, CancelMatch, Completion, ControlServer, Effect, ItemStatus, MmHash, Moment,
@@ -69,9 +69,14 @@ impl ToyShard {
 }
 
 impl Shard for ToyShard {
+    fn claim_wait(&self) -> Duration {
+        Duration::ZERO
+    }
+
     fn reserve(
         &self,
         request: &ReserveRequest,
+        _: Instant,
         effects: &mut Vec<Effect>,
     ) -> Result<ReserveReply, ReserveError> {
         let fresh = self.fresh.fetch_add(1, Ordering::SeqCst);

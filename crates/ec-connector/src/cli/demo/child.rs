@@ -1,9 +1,9 @@
 //! A child process that is this program again.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -21,6 +21,10 @@ pub(super) struct Child {
 
 /// How often a wait for a child looks at what else may have happened.
 const LOOK: Duration = Duration::from_millis(200);
+/// Longest wait for a child to end by itself; its own waits for the other one are shorter. Then it is killed.
+const END_WAIT: Duration = Duration::from_secs(60);
+/// How often that wait looks.
+const END_LOOK: Duration = Duration::from_millis(5);
 /// Lines read ahead; a child that says more waits.
 const LINES_MAX: usize = 64;
 
@@ -100,22 +104,34 @@ impl Child {
         }
     }
 
-    /// Closes the child's input and waits until it has ended well.
+    /// Closes the child's input and waits until it has ended well, at most [`END_WAIT`].
     pub(super) fn finish(mut self) -> Result<()> {
-        drop(self.input.take());
-        let status = self.process.wait()?;
+        let status = self.wait_for_end()?;
         if !status.success() {
             bail!("{} ended with {status}", self.name);
         }
         Ok(())
     }
 
+    fn wait_for_end(&mut self) -> Result<ExitStatus> {
+        drop(self.input.take());
+        let deadline = Instant::now() + END_WAIT;
+        loop {
+            if let Some(status) = self.process.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() >= deadline {
+                bail!("{} did not end within {} s", self.name, END_WAIT.as_secs());
+            }
+            std::thread::sleep(END_LOOK);
+        }
+    }
+
     /// Explains an error by how the child ended.
     fn ended(&mut self, error: anyhow::Error) -> anyhow::Error {
-        drop(self.input.take());
-        match self.process.wait() {
+        match self.wait_for_end() {
             Ok(status) => error.context(format!("{} ended with {status}", self.name)),
-            Err(_) => error.context(format!("{} is gone", self.name)),
+            Err(wait) => error.context(format!("{wait:#}")),
         }
     }
 }

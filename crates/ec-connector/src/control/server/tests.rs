@@ -23,9 +23,14 @@ struct ScriptedShard {
 }
 
 impl Shard for ScriptedShard {
+    fn claim_wait(&self) -> Duration {
+        Duration::MAX
+    }
+
     fn reserve(
         &self,
         _: &ReserveRequest,
+        _: Instant,
         _: &mut Vec<Effect>,
     ) -> Result<ReserveReply, ReserveError> {
         Ok(ReserveReply::Cancelled)
@@ -132,6 +137,7 @@ fn service(shard: ScriptedShard, events_max: usize) -> Service<ScriptedSockets> 
         counters,
         throttle: Throttle::default(),
         backlog_throttle: Throttle::new(BACKLOG_LOG_PERIOD),
+        failures: 0,
     }
 }
 
@@ -275,4 +281,111 @@ fn a_socket_error_is_survived_and_a_lost_library_ends_the_loop() {
     assert!(service.turn());
     assert!(!service.turn());
     assert!(service.turn(), "the request is still there");
+}
+
+#[test]
+fn a_socket_that_never_recovers_ends_the_service_and_one_that_does_is_forgiven() {
+    let mut service = service(ScriptedShard::default(), 4);
+    for _ in 0..FAILURES_MAX - 1 {
+        service.sockets.errors.push_back(zmq::Error::EFSM);
+    }
+    for _ in 0..FAILURES_MAX - 1 {
+        assert!(service.turn());
+    }
+    assert!(service.turn(), "nothing was wrong this time");
+    for _ in 0..FAILURES_MAX {
+        service.sockets.errors.push_back(zmq::Error::EFSM);
+    }
+    for _ in 0..FAILURES_MAX - 1 {
+        assert!(service.turn());
+    }
+    assert!(!service.turn());
+}
+
+/// A shard that counts how often its slab was looked at, and takes its time.
+#[derive(Default)]
+struct SlowToLookAt(AtomicUsize);
+
+impl Shard for SlowToLookAt {
+    fn claim_wait(&self) -> Duration {
+        Duration::MAX
+    }
+
+    fn reserve(
+        &self,
+        _: &ReserveRequest,
+        deadline: Instant,
+        _: &mut Vec<Effect>,
+    ) -> Result<ReserveReply, ReserveError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        assert!(
+            left <= Duration::from_secs(1),
+            "one request would wait {left:?}"
+        );
+        // Every item waits as long as it may.
+        std::thread::sleep(left);
+        Err(ReserveError::PoolFull)
+    }
+
+    fn complete(
+        &self,
+        _: &TransferId,
+        _: Option<ReservationId>,
+        _: &mut Vec<Effect>,
+    ) -> Completion {
+        Completion::default()
+    }
+
+    fn cancel(&self, _: &TransferId, _: CancelMatch, _: CancelKind, _: &mut Vec<Effect>) -> bool {
+        true
+    }
+
+    fn status(&self, _: &TransferId) -> Option<ItemStatus> {
+        None
+    }
+
+    fn expire(&self, _: &mut Vec<Effect>) {}
+
+    fn snapshot(&self) -> PoolSnapshot {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(50));
+        PoolSnapshot::default()
+    }
+}
+
+fn dispatcher(shard: Arc<dyn Shard>) -> Dispatcher {
+    let site = Site {
+        session: "127.0.0.1:1".to_owned(),
+        base: 0,
+        peers: vec![1],
+        control_port: 1,
+        event_port: 2,
+    };
+    Dispatcher::new(shard, site)
+}
+
+#[test]
+fn the_slab_is_not_looked_at_as_often_as_anybody_asks() {
+    let shard = Arc::new(SlowToLookAt::default());
+    let mut dispatcher = dispatcher(Arc::clone(&shard) as _);
+    let request = br#"{"op":"x_pool"}"#;
+    let first = dispatcher.answer(request, 1).reply;
+    for _ in 0..100 {
+        assert_eq!(dispatcher.answer(request, 1).reply, first);
+    }
+    // A look of 50 ms is good for a second; a hundred replies take far less.
+    assert_eq!(shard.0.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn all_items_of_a_batch_wait_for_bytes_together_and_not_one_after_the_other() {
+    let mut dispatcher = dispatcher(Arc::new(SlowToLookAt::default()));
+    let item = r#"{"transfer_id":"t","mm_hash":"h","nbytes":1,"shape":[1],"dtype":"uint8"}"#;
+    let items = vec![item; 100].join(",");
+    let request = format!(r#"{{"op":"reserve_batch","items":[{items}]}}"#);
+    let begun = Instant::now();
+    let reply = dispatcher.answer(request.as_bytes(), 1).reply;
+    assert!(begun.elapsed() < Duration::from_secs(3));
+    let reply = String::from_utf8(reply).unwrap();
+    assert_eq!(reply.matches("pool_full").count(), 100);
 }
