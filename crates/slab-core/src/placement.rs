@@ -9,6 +9,9 @@
 pub enum Placement {
     /// The tightest size class that has a run large enough. Classes are at most 1/64 wide, and one length
     /// each below 128 granules, so little is left over; large regions keep packing well at high occupancy.
+    /// A request below an eighth of the running mean goes to the lowest of up to eight runs that are at most
+    /// about a half longer than it, one a class: small regions gather at the low end of the slab.
+    ///
     /// O(log runs) amortised, O(1) for lengths below 128 granules and wherever a class has one run.
     #[default]
     BestFit,

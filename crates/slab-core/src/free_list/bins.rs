@@ -5,6 +5,10 @@
 //! what makes the search complete without a scan: one look at the first member says whether the class that
 //! contains the request has a run for it, and any member of a higher class will do.
 //!
+//! A request below an eighth of the running mean sees one run each of a few classes up to a half longer,
+//! and takes the lowest: small regions then gather at the low end and leave the large holes whole, which
+//! keeps more of the slab in use than the tightest fit (`docs/FIGURES.md`).
+//!
 //! A chain is a pairing heap in disguise (Fredman, Sedgewick, Sleator, Tarjan, "The pairing heap", 1986):
 //! the first member is the root and the others are its children, who may have children of their own along
 //! `down`; heads mark the classes where any does. Filing a run costs O(1); taking any run out costs O(log
@@ -38,7 +42,16 @@ pub(crate) struct Bins {
     words: [u64; WORDS],
     /// Bit `w`: word `w` may be other than zero. A bit is cleared when a search finds it wrong.
     summary: u64,
+    /// Running mean of the lengths taken, times [`MEAN_OF`].
+    mean: u64,
 }
+
+/// Lengths that the running mean looks back on, about.
+const MEAN_OF: u64 = 256;
+/// Longer ones count as this, so that the mean times [`MEAN_OF`] cannot overflow.
+const COUNTED_MAX: u64 = 1 << 54;
+/// Classes of which a small request sees a member at most.
+const CLASSES_SEEN_MAX: usize = 8;
 
 #[inline(always)]
 const fn class_of(len: u64) -> usize {
@@ -52,6 +65,7 @@ impl Bins {
             heads: vec![NONE; class_of(capacity) + 1],
             words: [0; WORDS],
             summary: 0,
+            mean: 0,
         }
     }
 
@@ -76,6 +90,8 @@ impl Bins {
     #[inline(always)]
     pub(crate) fn take(&mut self, nodes: &mut Nodes, need: u64) -> (u32, u64) {
         let parts = nodes.parts_with_spare();
+        let is_small = need < self.mean / (8 * MEAN_OF);
+        self.mean = self.mean - self.mean / MEAN_OF + need.min(COUNTED_MAX);
         let mut bins = self.slices();
         let own = class_of(need);
         let mut class = bins.next_class(own);
@@ -89,13 +105,10 @@ impl Bins {
             if head == NONE {
                 return (NONE, 0);
             }
-            // Rather the second than the first, which would have to be replaced by the longest of the others.
-            let second = parts.nodes[head].b;
-            slot = if (class >= EXACT_BELOW as usize) & (second != NONE) {
-                second
-            } else {
-                head
-            };
+            slot = one_of(&parts.nodes, head);
+        }
+        if is_small {
+            slot = bins.lowest_within_a_half(&parts.nodes, slot, need);
         }
         bins.cut(parts, slot, need)
     }
@@ -315,9 +328,46 @@ impl Slices<'_> {
         }
     }
 
+    /// The lowest of `slot` and one run each of the next classes that hold runs up to a half longer than
+    /// `need`.
+    #[inline(never)]
+    fn lowest_within_a_half(&self, nodes: &NodeSlice<'_>, slot: u32, need: u64) -> u32 {
+        let class = class_of(nodes[slot].len) + 1;
+        let last = class_of(need + need / 2);
+        // Bit `i`: class `class + i` has members. A half is at most 48 classes.
+        let (word, shift) = (class / 64, class % 64);
+        let above = self.words[(word + 1) % WORDS] << 1 << (63 - shift);
+        let mut members = self.words[word % WORDS] >> shift | above;
+        members &= !(u64::MAX << (last + 1).saturating_sub(class).min(63));
+        let mut lowest = slot;
+        for _ in 1..CLASSES_SEEN_MAX {
+            if members == 0 {
+                break;
+            }
+            let other = one_of(nodes, self.head(class + members.trailing_zeros() as usize));
+            if nodes[other].start < nodes[lowest].start {
+                lowest = other;
+            }
+            members &= members - 1;
+        }
+        lowest
+    }
+
     #[inline(always)]
     fn head(&self, class: usize) -> u32 {
         self.heads.get(class).copied().unwrap_or(NONE) & !DEEP
+    }
+}
+
+/// A member of the class with this first member, all of which are long enough: rather the second than the
+/// first, which would have to be replaced by the longest of the others.
+#[inline(always)]
+fn one_of(nodes: &NodeSlice<'_>, head: u32) -> u32 {
+    let Node { len, b: second, .. } = nodes[head];
+    if (len >= EXACT_BELOW) & (second != NONE) {
+        second
+    } else {
+        head
     }
 }
 
