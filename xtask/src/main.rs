@@ -9,6 +9,7 @@
 
 mod cmd;
 mod fixture;
+mod instructions;
 mod libtest;
 mod process;
 mod report;

@@ -1,8 +1,9 @@
 //! `bench`: programs that measure this project beside its peers.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::fixture;
+use crate::instructions;
 use crate::runner::Runner;
 
 /// Measures beside the peers, in one run; ratios first
@@ -13,10 +14,17 @@ pub(crate) struct Args {
     /// Print one JSON object a row
     #[arg(long)]
     json: bool,
+    /// Write what `instructions` counts as the new budget
+    #[arg(long)]
+    record: bool,
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum What {
+    /// Offset allocators: time of a pair of calls, and how full a slab stays
+    Alloc,
+    /// Instructions of slab-core's hot calls against their budget
+    Instructions,
     /// One transfer at a time: this engine, the real engine, bare TCP
     Transfer,
     /// One push at a time: beside bare ZeroMQ echoes and a bare transfer
@@ -24,20 +32,32 @@ enum What {
 }
 
 impl What {
-    /// The program that measures: package and example.
-    fn program(self) -> (&'static str, &'static str) {
+    /// The program that measures, as cargo's arguments.
+    fn program(self) -> [&'static str; 4] {
         match self {
-            Self::Transfer => ("mooncake-transport", "bench_transfer"),
-            Self::Push => ("ec-connector", "bench_push"),
+            Self::Alloc => ["--package", "slab-bench", "--bin", "bench_alloc"],
+            Self::Instructions => ["--package", "slab-bench", "--bin", "hot_calls"],
+            Self::Transfer => [
+                "--package",
+                "mooncake-transport",
+                "--example",
+                "bench_transfer",
+            ],
+            Self::Push => ["--package", "ec-connector", "--example", "bench_push"],
         }
     }
 }
 
 impl Args {
     pub(crate) fn run(self, runner: &Runner) -> Result<()> {
-        let (package, example) = self.what.program();
+        if self.what == What::Instructions {
+            return instructions::run(runner, &self.what.program(), self.json, self.record);
+        }
+        if self.record {
+            bail!("only `bench instructions` has a budget to record");
+        }
         let mut command = runner.cargo(&["run", "--release", "--quiet", "--locked"]);
-        command.args(["--package", package, "--example", example]);
+        command.args(self.what.program());
         if self.json {
             command.args(["--", "--json"]);
         }
@@ -48,4 +68,9 @@ impl Args {
         }
         runner.run(&mut command)
     }
+}
+
+/// The budgets, as a step of `ci`.
+pub(crate) fn check_instructions(runner: &Runner) -> Result<()> {
+    instructions::run(runner, &What::Instructions.program(), false, false)
 }

@@ -8,7 +8,7 @@ use crate::cmd;
 use crate::report::Run;
 use crate::runner::Runner;
 
-/// What continuous integration runs: check, nostd, test, model, tidy, package
+/// What continuous integration runs: check, nostd, test, instructions, model, tidy, package
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Accept changes that are not committed (when packaging)
@@ -21,11 +21,14 @@ impl Args {
         let allow_dirty = self.allow_dirty;
         let mut run = None;
         let mut times = Vec::new();
-        let steps: [(&str, &mut dyn FnMut() -> Result<()>); 6] = [
+        let steps: [(&str, &mut dyn FnMut() -> Result<()>); 7] = [
             ("check", &mut || cmd::check::Args {}.run(runner)),
             ("nostd", &mut || cmd::nostd::Args {}.run(runner)),
             ("test", &mut || {
                 cmd::test::Args::default().run_all(runner, &mut run)
+            }),
+            ("instructions", &mut || {
+                cmd::bench::check_instructions(runner)
             }),
             ("model", &mut || cmd::model::Args::default().run(runner)),
             ("tidy", &mut || {

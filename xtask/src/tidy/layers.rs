@@ -16,6 +16,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     // Unpublished: oracles, models and this program.
     ("slab-model", &["slab-core"]),
+    ("slab-bench", &["slab-core"]),
     ("slab-loom", &["slab-core"]),
     ("xtask", &[]),
 ];
