@@ -21,6 +21,10 @@ use crate::segment::Segment;
 use crate::wire::data::Op;
 
 /// One transfer between local memory and a peer's.
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "callers make it, and a further member is theirs to think about"
+)]
 pub struct Task {
     /// Direction: [`Op::Write`] moves bytes to the peer, [`Op::Read`] from it.
     pub op: Op,
@@ -107,7 +111,7 @@ pub enum Reason {
         timeout_ms: u64,
     },
     /// Bytes moved, but the request was not done in the time that one of its length may take.
-    #[error("not done within {timeout_ms} ms, the longest that a task of this length may take")]
+    #[error("not done within {}, the longest that a task of this length may take", seconds(*timeout_ms))]
     TooSlow {
         /// The time allowed.
         timeout_ms: u64,
@@ -142,6 +146,10 @@ pub enum Local {
 
 /// What is known about the remote side of a settled task.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "a caller has to tell all three apart, and there is no fourth"
+)]
 pub enum Remote {
     /// The task succeeded: all bytes are stored.
     Applied,

@@ -309,6 +309,10 @@ pub(crate) fn seconds(millis: u64) -> String {
 }
 
 /// A value that a call refused, given back with the reason.
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "a value and why it was refused; engines of others make it"
+)]
 pub struct Refused<T> {
     /// The value that was passed in, untouched.
     pub value: T,

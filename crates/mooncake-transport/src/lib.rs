@@ -13,6 +13,8 @@
 //! - `tcp` (default): the native engine over TCP. Linux.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
+// Each public type says whether it may grow.
+#![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
 #![doc = ""]
 #![cfg_attr(feature = "tcp", doc = include_str!("../README.md"))]
 

@@ -38,7 +38,8 @@ impl Registration {
     /// Creates a registration; for implementors of [`Engine`](crate::Engine).
     ///
     /// `deregister` is called once, from [`unregister`](Registration::unregister) or drop. After
-    /// it has returned `Ok`, no peer may reach the memory.
+    /// it has returned `Ok`, no further request of a peer reaches the memory, and one that is still
+    /// being cut off holds the memory itself.
     pub fn new(
         memory: Arc<dyn Memory>,
         access: Access,
@@ -65,6 +66,10 @@ impl Registration {
     }
 
     /// Unregisters the memory: no new request of a peer is served, running ones are cut off.
+    ///
+    /// When it returns, nothing of a peer touches the memory any more; only on the engine's own thread,
+    /// in the drop of a hold, it cannot wait for that, and requests that are cut off in a moment keep
+    /// the memory mapped until then.
     ///
     /// # Errors
     /// The engine's error; the memory is leaked then and never freed.

@@ -605,10 +605,8 @@ fn a_peer_that_does_not_accept_fails_the_task_in_time() {
         }
     }
     let peer = FakePeer::new();
-    let descriptor = Descriptor {
-        data_port: address.port(),
-        ..peer.descriptor()
-    };
+    let mut descriptor = peer.descriptor();
+    descriptor.data_port = address.port();
     let segment = std::thread::scope(|scope| {
         scope.spawn(|| peer.answer_metadata(&descriptor));
         f.engine.open_segment(&peer.name()).unwrap()
@@ -640,10 +638,8 @@ fn an_unreachable_data_host_falls_back_to_the_host_that_answered_for_control() {
     let peer = FakePeer::new();
     // 127.9.9.9 is loopback as well, but nothing listens there.
     for host in ["127.9.9.9", "host.invalid"] {
-        let descriptor = Descriptor {
-            data_host: Some(host.into()),
-            ..peer.descriptor()
-        };
+        let mut descriptor = peer.descriptor();
+        descriptor.data_host = Some(host.into());
         let segment = std::thread::scope(|scope| {
             scope.spawn(|| peer.answer_metadata(&descriptor));
             engine.open_segment(&peer.name()).unwrap()
@@ -699,10 +695,8 @@ fn unusable_descriptors_are_typed_errors() {
             "{text}: {error:?}"
         );
     }
-    let old = Descriptor {
-        version: DataVersion::V1,
-        ..peer.descriptor()
-    };
+    let mut old = peer.descriptor();
+    old.version = DataVersion::V1;
     let error = open_with(metadata(&old.encode()));
     assert!(
         matches!(error, EngineError::ProtocolVersion { .. }),
@@ -855,10 +849,8 @@ fn notifications_go_to_the_name_in_the_descriptor_and_an_empty_answer_refuses_th
     let engine = hasty_engine();
     let peer = FakePeer::new();
     let other = FakePeer::new();
-    let descriptor = Descriptor {
-        name: other.name(),
-        ..peer.descriptor()
-    };
+    let mut descriptor = peer.descriptor();
+    descriptor.name = other.name();
     let segment = std::thread::scope(|scope| {
         scope.spawn(|| peer.answer_metadata(&descriptor));
         engine.open_segment(&peer.name()).unwrap()

@@ -130,10 +130,8 @@ fn a_peer_at_a_host_that_has_to_be_resolved_is_reached_once_its_segment_is_opene
     assert_eq!(remote(&batch), Remote::Ended(Reason::Closed));
 
     let old = std::mem::replace(&mut peer.data, listener());
-    let descriptor = Descriptor {
-        data_host: Some("localhost".into()),
-        ..peer.descriptor()
-    };
+    let mut descriptor = peer.descriptor();
+    descriptor.data_host = Some("localhost".into());
     peer.answer_metadata(&descriptor);
     // The idle lane led to where the peer was.
     assert!(read_to_close(&mut idle).is_empty());

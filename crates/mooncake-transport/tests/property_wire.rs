@@ -23,16 +23,14 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
         proptest::collection::vec(buffer, 0..20),
         any::<u32>(),
     )
-        .prop_map(
-            |(name, data_host, data_port, version, buffers, seconds)| Descriptor {
-                name,
-                data_host,
-                data_port,
-                version,
-                buffers,
-                timestamp: timestamp(std::time::Duration::from_secs(seconds.into())),
-            },
-        )
+        .prop_map(|(name, data_host, data_port, version, buffers, seconds)| {
+            let mut descriptor = Descriptor::new(name, data_port);
+            descriptor.data_host = data_host;
+            descriptor.version = version;
+            descriptor.buffers = buffers;
+            descriptor.timestamp = timestamp(std::time::Duration::from_secs(seconds.into()));
+            descriptor
+        })
 }
 
 /// Text that looks enough like the real thing to get past the first checks.
@@ -138,7 +136,10 @@ proptest! {
         bytes in prop_oneof![proptest::collection::vec(any::<u8>(), 0..200), almost_json()],
         small_length in any::<bool>(),
     ) {
-        let _ = Descriptor::decode(&bytes);
+        if let Ok(descriptor) = Descriptor::decode(&bytes) {
+            let held = descriptor.buffers.len() * size_of::<BufferRange>();
+            prop_assert!(held <= bytes.len());
+        }
         let _ = Notice::decode(&bytes);
         let _ = check_connection(&bytes);
         let _ = check_json(&bytes);
@@ -151,6 +152,41 @@ proptest! {
             for piece in bytes.chunks(7) {
                 let _ = decoder.push(piece);
             }
+        }
+    }
+
+    #[test]
+    fn property_what_is_kept_of_buffers_is_less_than_their_text(
+        kinds in proptest::collection::vec(0..6usize, 0..60),
+        several: bool,
+    ) {
+        let entries = [
+            r#"{"name":"n","addr":1,"length":1}"#,
+            r#"{"name":"n","addr":1,"length":1,"protocol":"tcp"}"#,
+            r#"{"protocol":"tcp"}"#,
+            r#"{"name":1,"addr":true,"length":1e0}"#,
+            "0",
+            "{}",
+        ];
+        let list: Vec<&str> = kinds.iter().map(|kind| entries[*kind]).collect();
+        let protocol = if several { r#"["tcp","rdma"]"# } else { r#""tcp""# };
+        let text = format!(
+            r#"{{"buffers":[{}],"tcp_data_port":9,"protocol":{protocol}}}"#,
+            list.join(",")
+        );
+        // The naive account: which entries count, and whether all of those are complete.
+        let counted = kinds.iter().filter(|kind| !several || [1, 2].contains(*kind));
+        let expected = counted
+            .map(|kind| [0, 1, 3].contains(kind))
+            .collect::<Vec<bool>>();
+        match Descriptor::decode(text.as_bytes()) {
+            Ok(descriptor) => {
+                prop_assert!(expected.iter().all(|complete| *complete));
+                prop_assert_eq!(descriptor.buffers.len(), expected.len());
+                let held = descriptor.buffers.capacity() * size_of::<BufferRange>();
+                prop_assert!(held <= text.len() + 64);
+            }
+            Err(_) => prop_assert!(expected.contains(&false)),
         }
     }
 

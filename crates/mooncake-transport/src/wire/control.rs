@@ -20,6 +20,7 @@ pub const FRAME_BYTES_MAX: u64 = 128 << 20;
 
 /// What a frame is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum FrameKind {
     /// Set-up of a queue pair; an engine without any answers it too.
     Connection,
@@ -72,6 +73,7 @@ pub fn encode_frame(kind: FrameKind, json: &[u8]) -> Vec<u8> {
 
 /// A received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "a frame has a type and a text")]
 pub struct Frame {
     /// What the frame is about.
     pub kind: FrameKind,
@@ -102,8 +104,9 @@ pub enum FrameError {
     },
 }
 
-/// What a [`FrameDecoder`] accepts.
+/// What a [`FrameDecoder`] accepts; made from one of the constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FrameLimits {
     /// Longest metadata frame, type byte included.
     pub metadata_bytes_max: u64,
@@ -272,6 +275,7 @@ impl FrameDecoder {
 
 /// A notification.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "the wire has these two texts")]
 pub struct Notice {
     /// Free text that names the notification.
     pub name: String,

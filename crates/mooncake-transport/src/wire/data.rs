@@ -17,6 +17,10 @@ const VERSION_2_FLAG: u8 = 0x80;
 
 /// Which way a transfer moves bytes, seen from the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "one moves bytes one way or the other"
+)]
 pub enum Op {
     /// From the target's memory into the initiator's.
     Read,
@@ -26,6 +30,7 @@ pub enum Op {
 
 /// Version of the data protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum DataVersion {
     /// Writes are not acknowledged, reads have no status.
     V1,
@@ -35,6 +40,7 @@ pub enum DataVersion {
 
 /// One request as it stands at the start of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "the layout is fixed")]
 pub struct Header {
     /// Payload bytes.
     pub size: u64,
@@ -51,6 +57,7 @@ pub struct Header {
 /// Real targets take it for a read; this engine rejects it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown operation byte {opcode:#04x}")]
+#[non_exhaustive]
 pub struct UnknownOpcode {
     /// The operation byte.
     pub opcode: u8,
@@ -103,6 +110,7 @@ impl Header {
 
 /// What a status frame says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "`Other` is for what may come")]
 pub enum Status {
     /// The request is served; for a write, all bytes are stored.
     Ok,
@@ -115,6 +123,7 @@ pub enum Status {
 /// Eight bytes that are no status frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{word:#018x} is no status frame")]
+#[non_exhaustive]
 pub struct BadStatus {
     /// The bytes as a little-endian number.
     pub word: u64,

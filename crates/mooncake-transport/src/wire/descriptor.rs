@@ -15,6 +15,10 @@ const PROTOCOL: &str = "tcp";
 
 /// One registered range of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "a range has a start and a length"
+)]
 pub struct BufferRange {
     /// First byte, as an absolute address in the segment's process; never zero.
     pub address: u64,
@@ -24,6 +28,7 @@ pub struct BufferRange {
 
 /// A segment as its engine describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Descriptor {
     /// The name peers dial; notifications go to it. May be empty.
     pub name: String,
@@ -91,6 +96,19 @@ struct EncodedBuffer<'a> {
 }
 
 impl Descriptor {
+    /// Creates the descriptor of a segment of that name without memory, which speaks the newest
+    /// version of the data protocol at `data_port` of the host that control connections are made to.
+    pub fn new(name: String, data_port: u16) -> Self {
+        Self {
+            name,
+            data_host: None,
+            data_port,
+            version: DataVersion::V2,
+            buffers: Vec::new(),
+            timestamp: String::new(),
+        }
+    }
+
     /// Encodes the descriptor as JSON without a trailing newline.
     ///
     /// # Complexity
@@ -331,6 +349,7 @@ mod tests {
         assert!(with(r#","anything":[{"else":1}],"rdma_server_name":7"#).is_ok());
     }
 
+    #[cfg(feature = "tcp")]
     // row: W5.4
     #[test]
     fn without_buffers_the_same_descriptors_are_refused_and_the_rest_is_the_same() {

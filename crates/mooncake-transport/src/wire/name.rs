@@ -1,7 +1,7 @@
 //! What peers are called: `host:port`, with IPv6 literals in brackets.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 
 /// Port assumed when a name has none.
 pub const DEFAULT_PORT: u16 = 12001;
@@ -124,7 +124,7 @@ impl fmt::Display for PeerName {
 pub(crate) fn is_wildcard(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let (address, _scope) = bare.split_once('%').unwrap_or((bare, ""));
-    match address.parse::<IpAddr>() {
+    match address.parse::<std::net::IpAddr>() {
         Ok(address) => address.to_canonical().is_unspecified(),
         // `0`, `0x0.0` and the like are 0.0.0.0 to a resolver, and no host is called so.
         Err(_) => {

@@ -211,14 +211,10 @@ impl FakePeer {
     }
 
     pub(crate) fn descriptor(&self) -> Descriptor {
-        Descriptor {
-            name: self.name(),
-            data_host: Some("127.0.0.1".into()),
-            data_port: self.data.local_addr().unwrap().port(),
-            version: DataVersion::V2,
-            buffers: Vec::new(),
-            timestamp: String::new(),
-        }
+        let data_port = self.data.local_addr().unwrap().port();
+        let mut descriptor = Descriptor::new(self.name(), data_port);
+        descriptor.data_host = Some("127.0.0.1".into());
+        descriptor
     }
 
     /// Opens this peer as a segment of `engine`, answering its one metadata request.
