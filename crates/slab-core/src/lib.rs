@@ -4,7 +4,9 @@
 //! - `Pool` (feature `alloc`) adds keyed residents with leases, eviction of address neighbours when a
 //!   request needs room, fences that gate reuse, and claims on bytes that are on their way back;
 //! - `SharedPool` (feature `std`) puts one lock around a pool and the caller's own state, and hands out
-//!   guards that give their token back when dropped.
+//!   guards that give their token back when dropped;
+//! - [`runs`], [`Blocks`] and `CopyList` (feature `alloc`) list the raw copies between a tensor and blocks
+//!   scattered over a region, as few as there can be.
 //!
 //! # How calls are named
 //! Methods of a pool that take a fact in are `handle_*` (a timeline has come this far, or has failed);
@@ -33,6 +35,7 @@ extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
 
+mod descriptor;
 mod error;
 mod fence;
 mod id;
@@ -62,6 +65,9 @@ mod twin;
 #[doc(hidden)]
 pub mod twin;
 
+pub use descriptor::{BlockRun, Blocks, CopySpan, DescriptorError, runs};
+#[cfg(feature = "alloc")]
+pub use descriptor::{CopyList, CopyListPool};
 pub use error::{Error, Refused};
 pub use fence::{Fence, TimelineId};
 pub use id::PoolId;
