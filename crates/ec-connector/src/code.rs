@@ -15,6 +15,8 @@ pub enum ErrorCode {
     TooLarge,
     /// As many reservations as the consumer allows are active.
     TooManyReservations,
+    /// The consumer has got all the items it wants; there will never be room for another one.
+    NoMoreItems,
     /// The id or the content is in use with another hash, shape or element type.
     Conflict,
     /// The id's earlier writer expired without saying that it is done.
@@ -46,6 +48,7 @@ impl ErrorCode {
             Self::PoolFull => "pool_full",
             Self::TooLarge => "too_large",
             Self::TooManyReservations => "too_many_reservations",
+            Self::NoMoreItems => "no_more_items",
             Self::Conflict => "conflict",
             Self::ActiveWriter => "active_writer",
             Self::ShuttingDown => "shutting_down",
@@ -80,10 +83,11 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-const ALL: [ErrorCode; 14] = [
+const ALL: [ErrorCode; 15] = [
     ErrorCode::PoolFull,
     ErrorCode::TooLarge,
     ErrorCode::TooManyReservations,
+    ErrorCode::NoMoreItems,
     ErrorCode::Conflict,
     ErrorCode::ActiveWriter,
     ErrorCode::ShuttingDown,

@@ -28,6 +28,7 @@ pub(crate) struct FakeEngine {
     fates: Mutex<VecDeque<Fate>>,
     registered: Arc<AtomicUsize>,
     refuse: AtomicBool,
+    registering: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
     pub(crate) writes: AtomicUsize,
 }
 
@@ -39,6 +40,7 @@ impl FakeEngine {
             fates: Mutex::default(),
             registered: Arc::default(),
             refuse: AtomicBool::new(false),
+            registering: Mutex::default(),
             writes: AtomicUsize::new(0),
         })
     }
@@ -50,6 +52,11 @@ impl FakeEngine {
 
     pub(crate) fn refuse_registrations(&self, refuse: bool) {
         self.refuse.store(refuse, Ordering::SeqCst);
+    }
+
+    /// What happens while memory is being registered.
+    pub(crate) fn when_registering(&self, what: impl Fn() + Send + Sync + 'static) {
+        *self.registering.lock().unwrap() = Some(Arc::new(what));
     }
 
     /// What becomes of the next writes; afterwards they succeed.
@@ -95,6 +102,10 @@ impl Engine for FakeEngine {
         memory: Arc<dyn Memory>,
         access: Access,
     ) -> Result<Registration, EngineError> {
+        let what = self.registering.lock().unwrap().clone();
+        if let Some(what) = what {
+            what();
+        }
         if self.refuse.load(Ordering::SeqCst) {
             return Err(EngineError::ShutDown);
         }

@@ -10,6 +10,7 @@
 mod clients;
 mod push;
 mod queue;
+mod record;
 mod worker;
 
 use std::fmt;
@@ -29,7 +30,8 @@ use crate::staging::{Source, StageError, Staging};
 use crate::tensor::TensorSpec;
 
 use clients::THREADS_MAX;
-use queue::{Queue, Record};
+use queue::Queue;
+use record::Record;
 
 pub use push::Push;
 
@@ -199,9 +201,16 @@ impl Producer {
                 max: THREADS_MAX,
             });
         }
-        let staging = Staging::new(Arc::clone(&engine), config.staging_bytes)?;
         let ids = IdSource::new().map_err(ProducerError::Random)?;
         let queue = Arc::new(Queue::new(config.pushes_max.get(), config.push, ids));
+        // Regions outlive the producer where a task still reads one.
+        let told = Arc::downgrade(&queue);
+        let room = move || {
+            if let Some(queue) = told.upgrade() {
+                queue.room_came();
+            }
+        };
+        let staging = Staging::new(Arc::clone(&engine), config.staging_bytes, room)?;
         let site = Arc::new(worker::Site::new(engine, staging, threads));
         let mut producer = Self {
             queue,
@@ -243,7 +252,8 @@ impl Producer {
     /// Ends pushes that only wait as [`PushFailure::Closed`], lets writes that are under way finish, and stops the
     /// threads.
     ///
-    /// Blocks for at most the requests and writes that are under way.
+    /// Blocks for at most the requests and writes that are under way, and then for one request of each push: the
+    /// complete of what was written, or the cancel of what was not.
     pub fn close(self) {
         drop(self);
     }

@@ -18,7 +18,10 @@ pub(crate) struct IdSource {
 impl IdSource {
     pub(crate) fn new() -> io::Result<Self> {
         let mut seed = [0; 32];
-        getrandom::fill(&mut seed).map_err(|error| io::Error::other(error.to_string()))?;
+        getrandom::fill(&mut seed).map_err(|error| match error.raw_os_error() {
+            Some(code) => io::Error::from_raw_os_error(code),
+            None => io::Error::other(error.to_string()),
+        })?;
         Ok(Self {
             seed,
             drawn: AtomicU64::new(0),

@@ -7,20 +7,24 @@
 //! Every region and registration is owned by a value that gives it back when dropped, so no path leaks one
 //! (row D11); the registration table changes only after the engine has said yes (row D13).
 
+mod direct;
+mod regions;
+
 use std::any::Any;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::Arc;
 
 use mooncake_transport::{Access, Engine, EngineError, Registration};
 use sha2::{Digest, Sha256};
-use slab_core::{Allocation, Error as PoolError, FreeList, FreeListConfig, PoolId};
+use slab_core::{Error as PoolError, FreeList, FreeListConfig, PoolId};
 use slab_memory::{CopyError, HostSlab, Memory, SlabError};
 
+use self::direct::Direct;
+use self::regions::Regions;
 use crate::content_hash::{fill_hashed, hex};
+
+pub(crate) use self::regions::Turn;
 
 /// The bytes to push.
 pub enum Source {
@@ -98,12 +102,6 @@ pub enum StageError {
         "the file has changed since its bytes were hashed; push it again when nobody writes to it"
     )]
     Changed,
-    /// The staging slab had no room before the push's time was over.
-    #[error("the staging slab had no room for {len} bytes in time")]
-    Full {
-        /// Bytes needed.
-        len: u64,
-    },
     /// The staging slab cannot be managed in the size asked for.
     #[error("the staging slab cannot be managed")]
     Pool(#[from] PoolError),
@@ -115,6 +113,13 @@ pub(crate) struct Staged {
     pub(crate) memory: Arc<dyn Memory>,
     pub(crate) range: Range<u64>,
     pub(crate) hold: Arc<dyn Any + Send + Sync>,
+}
+
+/// What became of staging a source.
+pub(crate) enum Stage {
+    Ready(Staged),
+    /// There is no room now. Whoever waits keeps the place in line, and tries again when it is told that there may be.
+    Later(Source, Turn),
 }
 
 /// The staging slab and the table of direct registrations.
@@ -129,46 +134,61 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// Makes and registers a slab of `capacity` bytes.
-    pub(crate) fn new(engine: Arc<dyn Engine>, capacity: u64) -> Result<Self, StageError> {
+    /// Makes and registers a slab of `capacity` bytes. `room` is called whenever whoever is first in line for room may
+    /// find some, by any thread and under no lock of this module.
+    pub(crate) fn new(
+        engine: Arc<dyn Engine>,
+        capacity: u64,
+        room: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Self, StageError> {
         let slab = Arc::new(HostSlab::new(capacity)?);
         let list = FreeList::new(FreeListConfig::new(PoolId::new(), capacity))?;
+        let usable = list.usable();
         let registration = engine.register(Arc::clone(&slab) as Arc<dyn Memory>, Access::Local)?;
         Ok(Self {
             engine,
             slab,
-            usable: list.usable(),
-            regions: Arc::new(Regions {
-                list: Mutex::new(list),
-                freed: Condvar::new(),
-            }),
+            usable,
+            regions: Regions::new(list, Box::new(room)),
             direct: Arc::default(),
             _registration: registration,
         })
     }
 
-    /// Puts `source` where the engine can read it; waits for room in the slab until `deadline`.
-    pub(crate) fn stage(&self, source: Source, deadline: Instant) -> Result<Staged, StageError> {
+    /// Puts `source` where the engine can read it, if there is room. Does not wait for any; `turn` is the place in
+    /// line that an earlier try was given.
+    pub(crate) fn stage(&self, source: Source, turn: Option<Turn>) -> Result<Stage, StageError> {
         match source {
-            Source::Bytes(bytes) => {
-                let place = self.place(bytes.len() as u64, deadline)?;
-                place.slab.copy_in(place.range.start, &bytes)?;
-                Ok(place.into_staged())
-            }
+            Source::Bytes(bytes) => match self.place(bytes.len() as u64, turn)? {
+                Ok(place) => {
+                    place.slab.copy_in(place.range.start, &bytes)?;
+                    Ok(Stage::Ready(place.into_staged()))
+                }
+                Err(turn) => Ok(Stage::Later(Source::Bytes(bytes), turn)),
+            },
             Source::File {
                 file,
                 range,
                 sha256,
-            } => {
-                let place = self.place(range.end.saturating_sub(range.start), deadline)?;
-                match sha256 {
-                    Some(sha256) => place.fill_checked(&file, range.start, &sha256)?,
-                    None => place
-                        .slab
-                        .read_at(place.range.clone(), &file, range.start)?,
+            } => match self.place(range.end.saturating_sub(range.start), turn)? {
+                Ok(place) => {
+                    match sha256 {
+                        Some(sha256) => place.fill_checked(&file, range.start, &sha256)?,
+                        None => place
+                            .slab
+                            .read_at(place.range.clone(), &file, range.start)?,
+                    }
+                    Ok(Stage::Ready(place.into_staged()))
                 }
-                Ok(place.into_staged())
-            }
+                Err(turn) => {
+                    let source = Source::File {
+                        file,
+                        range,
+                        sha256,
+                    };
+                    Ok(Stage::Later(source, turn))
+                }
+            },
             Source::Memory {
                 memory,
                 range,
@@ -182,39 +202,40 @@ impl Staging {
                     }));
                 }
                 let share = Direct::share(&self.direct, &*self.engine, &memory)?;
-                Ok(Staged {
+                Ok(Stage::Ready(Staged {
                     memory,
                     range,
                     hold: Arc::new((share, hold)),
-                })
+                }))
             }
         }
     }
 
     /// Finds `len` bytes in the slab, or registers memory of that size when the slab is too small for it.
-    fn place(&self, len: u64, deadline: Instant) -> Result<Place, StageError> {
+    fn place(&self, len: u64, turn: Option<Turn>) -> Result<Result<Place, Turn>, StageError> {
         if len <= self.usable {
-            let region = Regions::take(&self.regions, len, deadline)?;
-            let start = region.offset();
-            return Ok(Place {
-                slab: Arc::clone(&self.slab),
-                range: start..start + len,
-                hold: Arc::new(region),
-            });
+            return Ok(Regions::take(&self.regions, len, turn)?.map(|region| {
+                let start = region.offset();
+                Place {
+                    slab: Arc::clone(&self.slab),
+                    range: start..start + len,
+                    hold: Arc::new(region),
+                }
+            }));
         }
         let slab = Arc::new(HostSlab::new(len)?);
         let memory: Arc<dyn Memory> = Arc::clone(&slab) as Arc<dyn Memory>;
         let share = Direct::share(&self.direct, &*self.engine, &memory)?;
-        Ok(Place {
+        Ok(Ok(Place {
             slab,
             range: 0..len,
             hold: Arc::new(share),
-        })
+        }))
     }
 
     #[cfg(test)]
-    fn free_bytes(&self) -> u64 {
-        self.regions.lock().free_bytes()
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.regions.free_bytes()
     }
 }
 
@@ -251,152 +272,11 @@ impl Place {
     }
 }
 
-/// The free list of the staging slab.
-struct Regions {
-    list: Mutex<FreeList>,
-    freed: Condvar,
-}
-
-impl Regions {
-    fn lock(&self) -> MutexGuard<'_, FreeList> {
-        // The list's methods finish before anything else can panic under the lock.
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(this: &Arc<Self>, len: u64, deadline: Instant) -> Result<Region, StageError> {
-        let mut list = this.lock();
-        loop {
-            match list.allocate(len) {
-                Ok(allocation) => {
-                    return Ok(Region {
-                        home: Arc::clone(this),
-                        allocation: Some(allocation),
-                    });
-                }
-                Err(PoolError::Exhausted { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(StageError::Full { len });
-            }
-            list = this
-                .freed
-                .wait_timeout(list, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-    }
-}
-
-/// A region of the staging slab; dropping it gives it back.
-struct Region {
-    home: Arc<Regions>,
-    /// Present until dropped.
-    allocation: Option<Allocation>,
-}
-
-impl Region {
-    fn offset(&self) -> u64 {
-        self.allocation.as_ref().map_or(0, Allocation::offset)
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        if let Some(allocation) = self.allocation.take() {
-            if let Err(refused) = self.home.lock().free(allocation) {
-                tracing::error!(error = %refused.cause, "staging region lost");
-            }
-            self.home.freed.notify_all();
-        }
-    }
-}
-
-/// Registrations of memory outside the slab, counted by address.
-#[derive(Default)]
-struct Direct {
-    table: Mutex<HashMap<u64, Counted>>,
-}
-
-struct Counted {
-    count: usize,
-    registration: Registration,
-}
-
-impl Direct {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Counted>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Registers `memory`, or joins the registration it has.
-    fn share(
-        this: &Arc<Self>,
-        engine: &dyn Engine,
-        memory: &Arc<dyn Memory>,
-    ) -> Result<Share, StageError> {
-        let address = memory.address();
-        // Held while the engine registers, so that a second user of the address waits for the answer.
-        let mut table = this.lock();
-        match table.entry(address) {
-            Entry::Occupied(mut entry) => {
-                let registered = entry.get().registration.memory().len();
-                if registered != memory.len() {
-                    return Err(StageError::OtherLength {
-                        address,
-                        registered,
-                        asked: memory.len(),
-                    });
-                }
-                entry.get_mut().count += 1;
-            }
-            Entry::Vacant(entry) => {
-                let registration = engine.register(Arc::clone(memory), Access::Local)?;
-                entry.insert(Counted {
-                    count: 1,
-                    registration,
-                });
-            }
-        }
-        Ok(Share {
-            home: Arc::clone(this),
-            address,
-        })
-    }
-}
-
-/// One user of a direct registration; the last one dropped unregisters.
-struct Share {
-    home: Arc<Direct>,
-    address: u64,
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        let mut table = self.home.lock();
-        let Entry::Occupied(mut entry) = table.entry(self.address) else {
-            return;
-        };
-        entry.get_mut().count -= 1;
-        if entry.get().count == 0 {
-            let counted = entry.remove();
-            // Still under the lock: the address must not be registered anew before this is done.
-            if let Err(error) = counted.registration.unregister() {
-                tracing::error!(
-                    address = self.address,
-                    %error,
-                    "memory of a push stays registered and is leaked"
-                );
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
     use std::os::unix::fs::FileExt;
-    use std::time::Duration;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
     use crate::fake_engine::FakeEngine;
@@ -405,12 +285,27 @@ mod tests {
 
     fn staging() -> (Arc<FakeEngine>, Staging) {
         let engine = FakeEngine::new();
-        let staging = Staging::new(engine.clone(), SLAB).unwrap();
+        let staging = Staging::new(engine.clone(), SLAB, || {}).unwrap();
         (engine, staging)
     }
 
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_millis(20)
+    fn ready(stage: Result<Stage, StageError>) -> Result<Staged, StageError> {
+        stage.map(|stage| match stage {
+            Stage::Ready(staged) => staged,
+            Stage::Later(..) => panic!("no room"),
+        })
+    }
+
+    fn now(staging: &Staging, source: Source) -> Result<Staged, StageError> {
+        ready(staging.stage(source, None))
+    }
+
+    fn later(stage: Result<Stage, StageError>) -> (Source, Turn) {
+        match stage {
+            Ok(Stage::Later(source, turn)) => (source, turn),
+            Ok(Stage::Ready(_)) => panic!("there was room"),
+            Err(error) => panic!("{error}"),
+        }
     }
 
     fn bytes_of(staged: &Staged) -> Vec<u8> {
@@ -428,19 +323,16 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"0123456789").unwrap();
         let staged = [
-            staging
-                .stage(Source::Bytes(b"abc".to_vec()), soon())
-                .unwrap(),
-            staging
-                .stage(
-                    Source::File {
-                        file: Arc::new(file),
-                        range: 3..7,
-                        sha256: None,
-                    },
-                    soon(),
-                )
-                .unwrap(),
+            now(&staging, Source::Bytes(b"abc".to_vec())).unwrap(),
+            now(
+                &staging,
+                Source::File {
+                    file: Arc::new(file),
+                    range: 3..7,
+                    sha256: None,
+                },
+            )
+            .unwrap(),
         ];
         assert_eq!(bytes_of(&staged[0]), b"abc");
         assert_eq!(bytes_of(&staged[1]), b"3456");
@@ -466,7 +358,7 @@ mod tests {
     fn what_is_larger_than_the_slab_is_registered_by_itself() {
         let (engine, staging) = staging();
         let bytes = vec![7; SLAB as usize + 1];
-        let staged = staging.stage(Source::Bytes(bytes.clone()), soon()).unwrap();
+        let staged = now(&staging, Source::Bytes(bytes.clone())).unwrap();
         assert_eq!(engine.registered(), 2);
         assert_eq!(bytes_of(&staged), bytes);
         assert_eq!(staging.free_bytes(), SLAB);
@@ -475,25 +367,77 @@ mod tests {
     }
 
     #[test]
-    fn a_full_slab_is_waited_for_until_the_deadline() {
-        let (_, staging) = staging();
-        let all = staging
-            .stage(Source::Bytes(vec![1; SLAB as usize]), soon())
-            .unwrap();
-        assert!(matches!(
-            staging.stage(Source::Bytes(vec![2]), soon()),
-            Err(StageError::Full { len: 1 })
-        ));
-        let staged = std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| {
-                let late = Instant::now() + Duration::from_secs(30);
-                staging.stage(Source::Bytes(vec![3]), late)
-            });
-            std::thread::sleep(Duration::from_millis(20));
-            drop(all);
-            waiting.join().unwrap()
+    fn a_full_slab_lets_nobody_wait_inside_and_serves_in_order_of_asking() {
+        let engine = FakeEngine::new();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let told = Arc::clone(&calls);
+        let staging = Staging::new(engine, SLAB, move || {
+            told.fetch_add(1, Ordering::SeqCst);
+        })
+        .unwrap();
+        let bytes = |len: u64| Source::Bytes(vec![1; len as usize]);
+        let small = now(&staging, bytes(256)).unwrap();
+        let other = now(&staging, bytes(256)).unwrap();
+
+        let (large, first) = later(staging.stage(bytes(SLAB), None));
+        assert_eq!(large.len_bytes(), Some(SLAB), "the source comes back");
+        // There is room for this one, but it came later.
+        let (second_source, second) = later(staging.stage(bytes(256), None));
+        assert!(first.number() < second.number());
+        assert_eq!(calls.load(Ordering::SeqCst), 0);
+
+        drop(small);
+        assert_eq!(calls.load(Ordering::SeqCst), 1);
+        let (large, first) = later(staging.stage(large, Some(first)));
+        drop(other);
+        assert_eq!(calls.load(Ordering::SeqCst), 2);
+        let (second_source, second) = later(staging.stage(second_source, Some(second)));
+        let large = ready(staging.stage(large, Some(first))).unwrap();
+        assert_eq!(calls.load(Ordering::SeqCst), 3, "the next in line may look");
+        let (second_source, second) = later(staging.stage(second_source, Some(second)));
+        // One that gives up makes way as well.
+        let (_, third) = later(staging.stage(bytes(256), None));
+        drop(large);
+        assert_eq!(calls.load(Ordering::SeqCst), 4);
+        drop(second);
+        assert_eq!(calls.load(Ordering::SeqCst), 5);
+        assert!(ready(staging.stage(second_source, Some(third))).is_ok());
+        assert_eq!(calls.load(Ordering::SeqCst), 5, "nobody is left to be told");
+        assert_eq!(staging.free_bytes(), SLAB);
+    }
+
+    #[test]
+    fn the_last_user_of_a_registration_never_waits_for_a_thread_that_registers() {
+        let (engine, staging) = staging();
+        let memory = || -> Source {
+            Source::Memory {
+                memory: Arc::new(HostSlab::new(1024).unwrap()),
+                range: 0..1,
+                hold: Arc::new(()),
+            }
+        };
+        let first = now(&staging, memory()).unwrap();
+        let (entered, has_entered) = std::sync::mpsc::channel();
+        let (dropped, is_dropped) = std::sync::mpsc::channel();
+        let is_dropped = std::sync::Mutex::new(is_dropped);
+        // An engine whose thread has to drop a hold before it can register.
+        engine.when_registering(move || {
+            entered.send(()).unwrap();
+            let wait = std::time::Duration::from_secs(10);
+            is_dropped
+                .lock()
+                .unwrap()
+                .recv_timeout(wait)
+                .expect("the hold is dropped meanwhile");
         });
-        assert_eq!(bytes_of(&staged.unwrap()), [3]);
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| now(&staging, memory()));
+            has_entered.recv().unwrap();
+            drop(first);
+            dropped.send(()).unwrap();
+            assert!(second.join().unwrap().is_ok());
+        });
+        assert_eq!(engine.registered(), 1);
     }
 
     #[test]
@@ -508,13 +452,13 @@ mod tests {
         let file = Arc::new(file);
         let digest = hex(&Sha256::digest(&content));
         let stage = |end, sha256: &str| {
-            staging.stage(
+            now(
+                &staging,
                 Source::File {
                     file: Arc::clone(&file),
                     range: 4..end,
                     sha256: Some(sha256.to_owned()),
                 },
-                soon(),
             )
         };
         let staged = stage(4 + len, &digest).unwrap();
@@ -540,13 +484,13 @@ mod tests {
     fn a_source_that_cannot_be_read_leaves_no_region_and_no_registration_behind() {
         let (engine, staging) = staging();
         for end in [100, SLAB + 100] {
-            let failed = staging.stage(
+            let failed = now(
+                &staging,
                 Source::File {
                     file: Arc::new(tempfile::tempfile().unwrap()),
                     range: 0..end,
                     sha256: None,
                 },
-                soon(),
             );
             assert!(matches!(failed, Err(StageError::Slab(_))));
         }
@@ -561,16 +505,15 @@ mod tests {
         memory.copy_in(10, b"xyz").unwrap();
         let hold: Arc<dyn Any + Send + Sync> = Arc::new(());
         let stage = |range| {
-            staging
-                .stage(
-                    Source::Memory {
-                        memory: Arc::clone(&memory),
-                        range,
-                        hold: Arc::clone(&hold),
-                    },
-                    soon(),
-                )
-                .unwrap()
+            now(
+                &staging,
+                Source::Memory {
+                    memory: Arc::clone(&memory),
+                    range,
+                    hold: Arc::clone(&hold),
+                },
+            )
+            .unwrap()
         };
         let (one, two) = (stage(10..13), stage(0..1024));
         assert_eq!(bytes_of(&one), b"xyz");
@@ -588,13 +531,13 @@ mod tests {
         let memory: Arc<dyn Memory> = Arc::new(HostSlab::new(1024).unwrap());
         #[expect(clippy::reversed_empty_ranges, reason = "the range under test")]
         for range in [0..1025, 8..7] {
-            let failed = staging.stage(
+            let failed = now(
+                &staging,
                 Source::Memory {
                     memory: Arc::clone(&memory),
                     range,
                     hold: Arc::new(()),
                 },
-                soon(),
             );
             assert!(matches!(failed, Err(StageError::Copy(_))));
         }
@@ -607,13 +550,13 @@ mod tests {
         let (engine, staging) = staging();
         let memory: Arc<dyn Memory> = Arc::new(HostSlab::new(1024).unwrap());
         let stage = || {
-            staging.stage(
+            now(
+                &staging,
                 Source::Memory {
                     memory: Arc::clone(&memory),
                     range: 0..1,
                     hold: Arc::new(()),
                 },
-                soon(),
             )
         };
         engine.refuse_registrations(true);

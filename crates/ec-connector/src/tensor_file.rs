@@ -338,33 +338,36 @@ mod tests {
             TensorFile::open(dir.path()),
             Err(TensorFileError::NotAFile { .. })
         ));
-        assert_eq!(header_error(b""), HeaderError::TooShort { len: 0 });
+        assert!(matches!(
+            header_error(b""),
+            HeaderError::TooShort { len: 0 }
+        ));
         assert!(matches!(
             header_error(b"PK\x03\x04 not tensors at all"),
             HeaderError::TooLong { .. }
         ));
         let mut cut = 1000u64.to_le_bytes().to_vec();
         cut.extend_from_slice(b"{}");
-        assert_eq!(
+        assert!(matches!(
             header_error(&cut),
             HeaderError::Truncated {
                 end: 1008,
                 file_len: 10
             }
-        );
+        ));
     }
 
     // row: F16
     #[test]
     fn a_file_cut_inside_its_data_is_refused_when_opened() {
         let header = r#"{"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#;
-        assert_eq!(
+        assert!(matches!(
             header_error(&safetensors(header, b"ab")),
             HeaderError::DataLen {
                 described: 3,
                 present: 2
             }
-        );
+        ));
     }
 
     #[test]

@@ -343,6 +343,7 @@ impl<C: Watched> Run<C> {
             | (Expected::ConflictingCached, Err(ReserveError::ConflictingCached))
             | (Expected::ConflictingInFlight, Err(ReserveError::ConflictingInFlight))
             | (Expected::TooMany, Err(ReserveError::TooManyReservations { .. }))
+            | (Expected::ItemsUnderWay, Err(ReserveError::ItemsUnderWay { .. }))
             | (Expected::NoMoreItems, Err(ReserveError::NoMoreItems { .. })) => {}
             (Expected::Known, Ok(Reserve::Granted(grant))) => {
                 let record = &self.oracle.records[&id];

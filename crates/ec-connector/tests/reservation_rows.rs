@@ -1077,7 +1077,7 @@ fn no_transfer_beyond_the_items_wanted_is_acknowledged() {
     let first = rig.reserve("t1", "h1", 256);
     rig.reserve("t2", "h2", 256);
     let error = rig.reserve_refused("t3", "h3", 256);
-    assert_eq!(error, ReserveError::NoMoreItems { limit: 2 });
+    assert_eq!(error, ReserveError::ItemsUnderWay { limit: 2 });
     assert_eq!(
         error.code(),
         ErrorCode::TooManyReservations,
@@ -1091,7 +1091,10 @@ fn no_transfer_beyond_the_items_wanted_is_acknowledged() {
     assert!(rig.cancel("t2", CancelKind::Abandon));
     let third = rig.reserve("t3", "h3", 256);
     assert!(rig.complete("t3", &third).became_ready);
-    rig.reserve_refused("t4", "h1", 256);
+    let error = rig.reserve_refused("t4", "h1", 256);
+    assert_eq!(error, ReserveError::NoMoreItems { limit: 2 });
+    assert_eq!(error.code(), ErrorCode::NoMoreItems);
+    assert!(!error.code().is_retryable(), "nothing can change that");
 }
 
 // ---- taking ----

@@ -13,7 +13,8 @@ use anyhow::Context;
 use clap::Args;
 use ec_connector::{
     ContentDigest, ControlAddress, Delivery, FileTensor, Item, MmHash, Producer, ProducerConfig,
-    Push, PushId, PushReport, Source, TensorFile, TensorFileError, UnsupportedTensor,
+    Push, PushError, PushFailure, PushId, PushReport, Source, TensorFile, TensorFileError,
+    UnsupportedTensor,
 };
 use mooncake_transport::Engine;
 use mooncake_transport::tcp::{TcpConfig, TcpEngine};
@@ -41,7 +42,8 @@ pub(crate) struct PushArgs {
     /// Use HEX as the content's name for the tensor NAME, instead of its hash; only with one FILE
     #[arg(long, value_name = "NAME=HEX", value_parser = parse_named_hash)]
     mm_hash: Vec<(String, MmHash)>,
-    /// Seconds to wait for room and for answers, for each tensor
+    /// Seconds to wait for room and for answers, for each tensor; one whose consumer stops answering fails within twice
+    /// as many
     #[arg(long, value_name = "S", default_value = "60", value_parser = parse_seconds)]
     timeout: Duration,
     /// Print one JSON object a line
@@ -74,6 +76,12 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Code and text of what a signal kept from being sent.
+const INTERRUPTED: (&str, &str) = ("interrupted", "interrupted before it was sent");
+
+/// How often a wait looks whether it was interrupted.
+const TICK: Duration = Duration::from_millis(50);
+
 /// Pushes under way; hashing runs ahead of the transfers by as many.
 const PUSHES_MAX: usize = 16;
 
@@ -100,7 +108,7 @@ pub(crate) fn run(args: &PushArgs) -> Result<Outcome, Failure> {
     let mut session = Session {
         args,
         output,
-        producer,
+        producer: Some(producer),
         names: args.mm_hash.iter().cloned().collect(),
         under_way: VecDeque::new(),
         desk: desk_for(&args.files),
@@ -147,13 +155,26 @@ pub(crate) fn start_producer(
     let mut engine_config = TcpConfig::default();
     // Nobody has business connecting to a producer.
     engine_config.listen = false;
+    // Of these a consumer that stops answering can make a push wait for one or two, after it has waited for up to the
+    // timeout: together less than twice that.
+    let at_most = |wait: &mut Duration, limit: Duration| {
+        *wait = (*wait).min(limit.max(Duration::from_millis(1)));
+    };
+    let timeouts = &mut engine_config.timeouts;
+    at_most(&mut timeouts.connect, timeout / 4);
+    at_most(&mut timeouts.control_reply, timeout / 2);
+    at_most(&mut timeouts.progress, timeout / 2);
+    at_most(&mut timeouts.status, timeout / 2);
     let engine = TcpEngine::start(engine_config).context("cannot start the transfer engine")?;
     let mut config = ProducerConfig::default();
     config.push.timeout_ms = u64::try_from(timeout.as_millis())
         .unwrap_or(u64::MAX)
         .max(1);
     // After a write this is how long its completion is asked for, whatever is left of the timeout.
-    config.push.control_timeout_ms = config.push.control_timeout_ms.min(config.push.timeout_ms);
+    config.push.control_timeout_ms = config
+        .push
+        .control_timeout_ms
+        .min(config.push.timeout_ms.div_ceil(2));
     if let Some(bytes) = staging_bytes {
         config.staging_bytes = bytes;
     }
@@ -170,7 +191,8 @@ pub(crate) fn start_producer(
 struct Session<'a> {
     args: &'a PushArgs,
     output: Output,
-    producer: Producer,
+    /// Nothing once the command was interrupted.
+    producer: Option<Producer>,
     /// Content names given for tensors, by tensor name.
     names: HashMap<String, MmHash>,
     /// In file order, which is the order of the rows.
@@ -260,9 +282,11 @@ impl Session<'_> {
         {
             self.report_next()?;
         }
-        if self.stop.is_asked() && self.down.is_none() {
-            self.down = Some(("interrupted", "interrupted before it was sent".to_owned()));
+        // So that handing the next one over blocks for nobody, and a signal is heard.
+        while self.under_way.len() >= PUSHES_MAX {
+            self.report_next()?;
         }
+        self.heed_signals();
         if let Some((code, error)) = self.down.clone() {
             self.catch_up()?;
             return self.fail(&named, None, code, &error);
@@ -293,8 +317,13 @@ impl Session<'_> {
             source,
             id: PushId::Fresh,
         };
+        let Some(producer) = &self.producer else {
+            // While room on the desk was waited for.
+            self.catch_up()?;
+            return self.fail(&named, Some(&digest), INTERRUPTED.0, INTERRUPTED.1);
+        };
         self.totals.started.get_or_insert_with(Instant::now);
-        let push = self.producer.push(item);
+        let push = producer.push(item);
         self.under_way.push_back(UnderWay {
             tensor: named,
             digest,
@@ -345,13 +374,31 @@ impl Session<'_> {
         Ok(())
     }
 
+    /// On the first signal: ends the pushes that only wait. Waits for the requests and writes under way.
+    fn heed_signals(&mut self) {
+        if !self.stop.is_asked() {
+            return;
+        }
+        if let Some(producer) = self.producer.take() {
+            producer.close();
+        }
+        if self.down.is_none() {
+            self.down = Some((INTERRUPTED.0, INTERRUPTED.1.to_owned()));
+        }
+    }
+
     /// Waits for the oldest push and prints its row. False if there was none.
     fn report_next(&mut self) -> Result<bool, Failure> {
         let Some(next) = self.under_way.pop_front() else {
             return Ok(false);
         };
-        // Each push ends by itself.
-        let report = next.push.wait(None).context("the push was lost")?;
+        let report = loop {
+            self.heed_signals();
+            // Each push ends by itself.
+            if let Some(report) = next.push.wait(Some(Instant::now() + TICK)) {
+                break report;
+            }
+        };
         self.output.bar().inc(next.tensor.nbytes);
         let (state, failure) = self.count(&report, next.tensor.nbytes);
         let row = Pushed {
@@ -388,7 +435,12 @@ impl Session<'_> {
             }
             Err(error) => {
                 self.totals.failed += 1;
-                let failure = (error.code(), chain(error.clone()));
+                // Only a signal closes the producer before its pushes have ended.
+                let code = match error {
+                    PushError::Failed(PushFailure::Closed) => INTERRUPTED.0,
+                    error => error.code(),
+                };
+                let failure = (code, chain(error.clone()));
                 if error.is_unreachable() && self.down.is_none() {
                     self.down = Some((
                         "unreachable",
@@ -427,7 +479,7 @@ impl Session<'_> {
 
     fn finish(mut self) -> Result<Outcome, Failure> {
         self.output.finish_bar();
-        self.producer.close();
+        drop(self.producer);
         let seconds = self
             .totals
             .started

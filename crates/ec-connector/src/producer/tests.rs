@@ -9,7 +9,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
 use mooncake_transport::Reason;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use slab_memory::Memory;
 
 use super::*;
 use crate::consumer::{Consumer, ConsumerConfig, TakenItem};
@@ -644,4 +646,144 @@ fn threads_beyond_what_the_message_library_serves_are_refused() {
             max: 128
         })
     ));
+}
+
+/// Answers every request with what `reply` makes of it, as long as anybody asks.
+fn scripted(mut reply: impl FnMut(&Value) -> Value + Send + 'static) -> ControlAddress {
+    let context = zmq::Context::new();
+    let server = context.socket(zmq::REP).unwrap();
+    server.bind("tcp://127.0.0.1:*").unwrap();
+    let endpoint = server.get_last_endpoint().unwrap().unwrap();
+    let address = ControlAddress::parse(&endpoint).unwrap();
+    let port = address.port();
+    // Ends with the test process.
+    std::thread::spawn(move || {
+        while let Ok(request) = server.recv_bytes(0) {
+            let request: Value = serde_json::from_slice(&request).unwrap();
+            let reply = match request["op"].as_str() {
+                Some("peers") => json!({"ok": true, "result": {"ports": [port]}}),
+                _ => reply(&request),
+            };
+            server.send(reply.to_string().as_bytes(), 0).unwrap();
+        }
+    });
+    address
+}
+
+/// A consumer that grants every reserve, into `memory`, and refuses the first `refused` completes.
+fn busy_consumer(memory: &Arc<dyn Memory>, mut refused: usize) -> ControlAddress {
+    let pointer = memory.address();
+    scripted(move |request| match request["op"].as_str() {
+        Some("reserve") => json!({"ok": true, "result": {
+            "reservation_id": "r", "dst_session": "fake:1", "dst_ptr": pointer,
+            "nbytes": request["nbytes"], "write": true,
+        }}),
+        Some("complete") if refused > 0 => {
+            refused -= 1;
+            json!({"ok": false, "error": "busy"})
+        }
+        Some("complete") => {
+            json!({"ok": true, "result": {"completed": true, "became_ready": true}})
+        }
+        _ => json!({"ok": true, "result": {"cancelled": true}}),
+    })
+}
+
+/// A producer whose staging slab has room for one item of 4,096 bytes at a time.
+fn narrow_producer(engine: &Arc<FakeEngine>, threads: usize, timeout_ms: u64) -> Producer {
+    let mut config = ProducerConfig {
+        threads: NonZeroUsize::new(threads).unwrap(),
+        staging_bytes: 4096,
+        ..ProducerConfig::default()
+    };
+    config.push.timeout_ms = timeout_ms;
+    config.push.uncoded_errors_max = 1_000;
+    Producer::start(engine.clone(), config).unwrap()
+}
+
+fn target(engine: &Arc<FakeEngine>) -> (Arc<dyn Memory>, mooncake_transport::Registration) {
+    let memory: Arc<dyn Memory> = Arc::new(slab_memory::HostSlab::new(4096).unwrap());
+    let registration = engine
+        .register(Arc::clone(&memory), mooncake_transport::Access::RemoteWrite)
+        .unwrap();
+    (memory, registration)
+}
+
+#[test]
+fn pushes_that_wait_for_staging_room_keep_no_thread_from_the_one_that_has_it() {
+    let engine = FakeEngine::new();
+    let (memory, _registration) = target(&engine);
+    for threads in [1, 4] {
+        // The first to write backs off three times before it is complete, with its region.
+        let address = busy_consumer(&memory, 3);
+        let producer = narrow_producer(&engine, threads, 60_000);
+        let started = Instant::now();
+        let pushes: Vec<_> = (0..6)
+            .map(|seed| producer.push(item(&address, &bytes(4_096, seed))))
+            .collect();
+        for push in &pushes {
+            assert_eq!(done(push).result.unwrap(), Delivery::Written);
+        }
+        assert!(
+            started.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            started.elapsed()
+        );
+    }
+}
+
+#[test]
+fn a_push_waits_for_staging_room_no_longer_than_its_own_timeout() {
+    let engine = FakeEngine::new();
+    let (memory, _registration) = target(&engine);
+    let address = busy_consumer(&memory, usize::MAX);
+    let producer = narrow_producer(&engine, 2, 400);
+    let _first = producer.push(item(&address, &bytes(4_096, 1)));
+    std::thread::sleep(Duration::from_millis(50));
+    let started = Instant::now();
+    let report = done(&producer.push(item(&address, &bytes(4_096, 2))));
+    assert!(started.elapsed() < Duration::from_secs(5));
+    assert_eq!(report.result.unwrap_err().code(), "staging_full");
+    let started = Instant::now();
+    producer.close();
+    assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn closing_ends_pushes_that_wait_for_staging_room() {
+    let engine = FakeEngine::new();
+    let (memory, _registration) = target(&engine);
+    let address = busy_consumer(&memory, usize::MAX);
+    let producer = narrow_producer(&engine, 2, 60_000);
+    let pushes: Vec<_> = (0..4)
+        .map(|seed| producer.push(item(&address, &bytes(4_096, seed))))
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+    let started = Instant::now();
+    producer.close();
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        started.elapsed()
+    );
+    for push in &pushes {
+        let report = push.poll().expect("all have ended");
+        assert_eq!(report.result.unwrap_err().code(), "closed");
+    }
+}
+
+#[test]
+fn a_consumer_that_has_got_all_it_wants_ends_a_push_at_once() {
+    let engine = FakeEngine::new();
+    let mut config = ConsumerConfig::new(LOOPBACK, 0, POOL);
+    config.reservations.take = TakePolicy::OnReady { taken_max: 8 };
+    config.reservations.items_max = Some(1);
+    let consumer = Consumer::start(engine.clone(), config).unwrap();
+    let producer = producer(&engine, 60_000);
+    let first = done(&producer.push(item(consumer.address(), &bytes(100, 1))));
+    assert_eq!(first.result.unwrap(), Delivery::Written);
+    let started = Instant::now();
+    let second = done(&producer.push(item(consumer.address(), &bytes(100, 2))));
+    assert_eq!(second.result.unwrap_err().code(), "no_more_items");
+    assert!(started.elapsed() < Duration::from_secs(5));
 }

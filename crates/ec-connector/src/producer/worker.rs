@@ -9,7 +9,8 @@ use mooncake_transport::{ControlError, Engine, EngineError, Op, Reason, Remote, 
 
 use super::PushError;
 use super::clients::Clients;
-use super::queue::{Queue, Record};
+use super::queue::Queue;
+use super::record::{Bytes, Record};
 use crate::control::{
     ClientError, ControlAddress, ControlClient, ControlContext, Refusal, RemoteReserve,
 };
@@ -18,7 +19,7 @@ use crate::push::{
     Cause, Delivery, PushAction, PushAnswer, PushFailure, PushMachine, PushStep, Reserved,
     StageEnd, WriteEnd, WriteError,
 };
-use crate::staging::{StageError, Staging};
+use crate::staging::{Stage, Staging};
 
 /// What the threads of a producer share.
 pub(super) struct Site {
@@ -108,8 +109,8 @@ pub(super) fn run(queue: &Queue, site: &Site) {
         let lane = record.lane();
         // A defect that shows with one push must not take the thread from the others.
         match catch_unwind(AssertUnwindSafe(|| worker.drive(record))) {
-            Ok(Turn::Waits(at, record)) => queue.wait_until(at, *record),
-            Ok(Turn::Ended(result, record)) => queue.end(*record, result),
+            Ok(Rest::Waits(at, record)) => queue.wait(at, *record),
+            Ok(Rest::Ended(result, record)) => queue.end(*record, result),
             Err(_) => {
                 tracing::error!("a push was lost to a panic");
                 worker.clients.clear();
@@ -120,8 +121,8 @@ pub(super) fn run(queue: &Queue, site: &Site) {
 }
 
 /// Why a thread lets a push go.
-enum Turn {
-    /// There is nothing to do for it before that moment.
+enum Rest {
+    /// There is nothing to do for it before that moment, or before there is room if it has a place in that line.
     Waits(Moment, Box<Record>),
     /// It has ended.
     Ended(Result<Delivery, PushError>, Box<Record>),
@@ -135,23 +136,30 @@ struct Worker<'a> {
 
 impl Worker<'_> {
     /// Carries a push on until it has to wait or has ended.
-    fn drive(&mut self, record: Record) -> Turn {
+    fn drive(&mut self, record: Record) -> Rest {
         let mut record = Box::new(record);
         loop {
             let mut machine = self.queue.machine(&mut record);
             let step = machine.poll(self.queue.now(), || self.queue.ids().transfer_id());
+            if !matches!(
+                step,
+                PushStep::WaitForRoom(_) | PushStep::Do(PushAction::Stage)
+            ) {
+                // It does not wait for room any more, and must not keep others from it.
+                record.turn = None;
+            }
             let ended = match step {
                 PushStep::Do(action) => self.act(action, &mut record, &mut machine).err().map(Err),
                 PushStep::WaitUntil(at) | PushStep::WaitForRoom(at) => {
                     record.machine = Some(machine);
-                    return Turn::Waits(at, record);
+                    return Rest::Waits(at, record);
                 }
                 PushStep::Done(outcome) => Some(outcome.result.map_err(PushError::Failed)),
                 PushStep::InProgress => unreachable!("one thread at a time drives a push"),
             };
             record.machine = Some(machine);
             if let Some(result) = ended {
-                return Turn::Ended(result, record);
+                return Rest::Ended(result, record);
             }
         }
     }
@@ -188,22 +196,28 @@ impl Worker<'_> {
                 machine.handle_reserve(self.queue.now(), reserved(answer));
             }
             PushAction::Stage => {
-                // A region comes free as soon as another push ends, which takes no longer than this.
-                let deadline = Instant::now() + STAGING_WAIT;
-                let staged = match record.source.take() {
-                    Some(source) => self.site.staging.stage(source, deadline),
-                    None => Err(StageError::Full { len: 0 }),
+                // Before the look, so that room that comes after it is not missed.
+                record.room_seen = self.queue.room_count();
+                let Bytes::Source(source) = std::mem::replace(&mut record.bytes, Bytes::Gone)
+                else {
+                    unreachable!("a source that is staged, or cannot be, is not staged again");
                 };
-                match staged {
-                    Ok(staged) => {
-                        record.staged = Some(staged);
-                        machine.handle_staged(StageEnd::Ready);
+                let end = match self.site.staging.stage(source, record.turn.take()) {
+                    Ok(Stage::Ready(staged)) => {
+                        record.bytes = Bytes::Staged(staged);
+                        StageEnd::Ready
+                    }
+                    Ok(Stage::Later(source, turn)) => {
+                        record.bytes = Bytes::Source(source);
+                        record.turn = Some(turn);
+                        StageEnd::Later
                     }
                     Err(error) => {
                         record.error = Some(PushError::Stage(Arc::new(error)));
-                        machine.handle_staged(StageEnd::Failed);
+                        StageEnd::Failed
                     }
-                }
+                };
+                machine.handle_staged(end);
             }
             PushAction::Write { session, address } => {
                 let end = self.write(record, &session, address);
@@ -321,9 +335,10 @@ impl Worker<'_> {
     }
 
     fn write(&self, record: &mut Record, session: &str, address: u64) -> WriteEnd {
-        let Some(staged) = record.staged.clone() else {
+        let Bytes::Staged(staged) = &record.bytes else {
             unreachable!("a push writes what it has staged");
         };
+        let staged = staged.clone();
         let begin = |error: EngineError| WriteEnd::Ended {
             cause: Cause::new(WriteError::Begin(error)),
         };
@@ -380,9 +395,6 @@ impl Worker<'_> {
         }
     }
 }
-
-/// Longest wait for room in the staging slab. Regions come free when writes end, which the engine bounds.
-const STAGING_WAIT: Duration = Duration::from_secs(60);
 
 fn map<T, U>(answer: PushAnswer<T>, f: impl FnOnce(T) -> U) -> PushAnswer<U> {
     match answer {

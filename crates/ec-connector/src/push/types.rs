@@ -22,7 +22,8 @@ pub enum IdPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PushConfig {
-    /// How long to wait for the consumer: for room, for another producer of the same content, for replies.
+    /// How long to wait: for room at the consumer and in the staging slab, for another producer of the same content,
+    /// for replies.
     pub timeout_ms: u64,
     /// How long one request may take.
     pub control_timeout_ms: u64,

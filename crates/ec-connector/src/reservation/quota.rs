@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::book::Book;
+use super::types::ReserveError;
 use crate::content::Content;
 use crate::name::TransferId;
 
@@ -27,18 +28,25 @@ impl Quota {
         }
     }
 
-    /// The limit, if one more transfer, called `id`, could exceed it once all active ones have arrived.
+    /// Why one more transfer, called `id`, is refused: it could exceed the limit once all active ones have arrived.
     ///
     /// O(1) until handed and active transfers together reach the limit, then O(active).
-    pub(super) fn exceeded_by<C: Content>(&self, id: &TransferId, book: &Book<C>) -> Option<usize> {
-        let max = self.max?;
-        if self.handed.contains(id) || self.handed.len() + book.len() < max {
+    pub(super) fn refusal<C: Content>(
+        &self,
+        id: &TransferId,
+        book: &Book<C>,
+    ) -> Option<ReserveError> {
+        let limit = self.max?;
+        if self.handed.contains(id) || self.handed.len() + book.len() < limit {
             return None;
+        }
+        if self.handed.len() >= limit {
+            return Some(ReserveError::NoMoreItems { limit });
         }
         let coming = book
             .iter()
             .filter(|(active, _)| !self.handed.contains(*active))
             .count();
-        (self.handed.len() + coming >= max).then_some(max)
+        (self.handed.len() + coming >= limit).then_some(ReserveError::ItemsUnderWay { limit })
     }
 }

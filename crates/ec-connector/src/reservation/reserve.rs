@@ -110,8 +110,8 @@ impl<C: Content> Reservations<C> {
                 limit: self.config.reservations_max,
             }));
         }
-        if let Some(limit) = self.quota.exceeded_by(id, &self.book) {
-            return Some(Err(ReserveError::NoMoreItems { limit }));
+        if let Some(refusal) = self.quota.refusal(id, &self.book) {
+            return Some(Err(refusal));
         }
         let resident = memory
             .tensor(&request.mm_hash)

@@ -147,7 +147,13 @@ pub enum ReserveError {
         /// That limit.
         limit: usize,
     },
-    /// With the active ones, [`ReservationConfig::items_max`] transfers are reached.
+    /// With the active ones, [`ReservationConfig::items_max`] transfers are reached. One of those may still fail, and
+    /// make room for another.
+    ItemsUnderWay {
+        /// That limit.
+        limit: usize,
+    },
+    /// [`ReservationConfig::items_max`] transfers have been handed out.
     NoMoreItems {
         /// That limit.
         limit: usize,
@@ -173,9 +179,10 @@ impl ReserveError {
         match self {
             Self::PoolFull => ErrorCode::PoolFull,
             Self::TooLarge => ErrorCode::TooLarge,
-            Self::TooManyReservations { .. } | Self::NoMoreItems { .. } => {
+            Self::TooManyReservations { .. } | Self::ItemsUnderWay { .. } => {
                 ErrorCode::TooManyReservations
             }
+            Self::NoMoreItems { .. } => ErrorCode::NoMoreItems,
             Self::ConflictingReservation | Self::ConflictingInFlight | Self::ConflictingCached => {
                 ErrorCode::Conflict
             }
@@ -192,7 +199,7 @@ impl fmt::Display for ReserveError {
             Self::TooManyReservations { limit } => {
                 write!(f, "EC consumer already has {limit} active reservations")
             }
-            Self::NoMoreItems { limit } => {
+            Self::ItemsUnderWay { limit } | Self::NoMoreItems { limit } => {
                 write!(f, "EC consumer takes no more than {limit} items")
             }
             Self::ConflictingReservation => f.write_str("conflicting reservation for transfer_id"),

@@ -18,7 +18,7 @@ use crate::tensor::{ShapeError, TensorSpec};
 pub(crate) const HEADER_LEN_MAX: u64 = 100_000_000;
 
 /// What is wrong with a header.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
     /// The file ends before the eight bytes that give the header's length.
@@ -42,10 +42,10 @@ pub enum HeaderError {
         file_len: u64,
     },
     /// The header is not the JSON object the format asks for.
-    #[error("the header is not a valid safetensors header: {detail}")]
+    #[error("the header is not a valid safetensors header")]
     Json {
         /// What the JSON parser found, with line and column.
-        detail: String,
+        source: serde_json::Error,
     },
     /// The offsets of a tensor leave a hole, overlap its neighbour or descend.
     #[error(
@@ -135,9 +135,8 @@ pub(crate) struct HeaderEntry {
 /// O(n log n) in the number of tensors; memory is a small multiple of the header's length, which the caller
 /// has bounded by [`HEADER_LEN_MAX`].
 pub(crate) fn parse_header(json: &[u8], data_len: u64) -> Result<Vec<HeaderEntry>, HeaderError> {
-    let Entries(mut raw) = serde_json::from_slice(json).map_err(|error| HeaderError::Json {
-        detail: error.to_string(),
-    })?;
+    let Entries(mut raw) =
+        serde_json::from_slice(json).map_err(|source| HeaderError::Json { source })?;
     raw.sort_by_key(|(_, tensor)| tensor.data_offsets);
 
     let mut expected = 0;
@@ -463,15 +462,15 @@ mod tests {
         ] {
             let error = parse(json, present).unwrap_err();
             assert!(error.to_string().contains(says), "{error}");
-            assert_eq!(
+            assert!(matches!(
                 error,
                 HeaderError::DataLen {
                     described: 4,
-                    present
-                }
-            );
+                    present: found,
+                } if found == present
+            ));
         }
-        assert_eq!(parse("{}", 0), Ok(vec![]));
+        assert!(parse("{}", 0).unwrap().is_empty());
     }
 
     #[test]

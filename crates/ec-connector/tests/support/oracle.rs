@@ -89,6 +89,7 @@ pub(crate) enum Expected {
     ConflictingInFlight,
     TooMany,
     NoMoreItems,
+    ItemsUnderWay,
     Known,
     Cached {
         entry: usize,
@@ -183,10 +184,13 @@ impl Oracle {
         if let Some(max) = self.items_max
             && !self.handed.contains(id)
         {
+            if self.handed.len() >= max {
+                return Expected::NoMoreItems;
+            }
             let mut all: BTreeSet<&String> = self.handed.iter().collect();
             all.extend(self.records.keys());
             if all.len() >= max {
-                return Expected::NoMoreItems;
+                return Expected::ItemsUnderWay;
             }
         }
         if let Some(entry) = self.current(hash) {
