@@ -58,8 +58,13 @@ fn relay(control: &str, stop: impl Fn(&str, bool) -> bool + Send + 'static) -> S
 
 fn push_to_a_consumer_that_stops(when: When) {
     let dir = tempfile::tempdir().unwrap();
-    let file = file_of(dir.path(), "model", 2, 12_000_000);
-    let consumer = Consumer::start("64MiB", &[]);
+    // So long that the writes under way are not done when the consumer stops.
+    let len = match when {
+        When::Reserved(delay) if !delay.is_zero() => 64_000_000,
+        _ => 4_000_000,
+    };
+    let file = file_of(dir.path(), "model", 2, len);
+    let consumer = Consumer::start("160MiB", &[]);
     let pid = consumer.process.pid();
     let stopped = Arc::new(Mutex::new(None));
     let note = Arc::clone(&stopped);
@@ -125,8 +130,8 @@ fn a_consumer_that_stops_answering_at_any_moment_fails_a_push_within_twice_its_t
         When::Before("peers"),
         When::Before("reserve"),
         When::Reserved(Duration::ZERO),
-        When::Reserved(Duration::from_millis(15)),
-        When::Reserved(Duration::from_millis(40)),
+        When::Reserved(Duration::from_millis(5)),
+        When::Reserved(Duration::from_millis(20)),
         When::Before("complete"),
     ];
     std::thread::scope(|scope| {

@@ -171,10 +171,7 @@ pub(crate) fn start_producer(
         .unwrap_or(u64::MAX)
         .max(1);
     // After a write this is how long its completion is asked for, whatever is left of the timeout.
-    config.push.control_timeout_ms = config
-        .push
-        .control_timeout_ms
-        .min(config.push.timeout_ms.div_ceil(2));
+    config.push.control_timeout_ms = config.push.control_timeout_ms.min(config.push.timeout_ms);
     if let Some(bytes) = staging_bytes {
         config.staging_bytes = bytes;
     }
