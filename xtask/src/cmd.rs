@@ -5,6 +5,7 @@ pub(crate) mod check;
 pub(crate) mod ci;
 pub(crate) mod coverage;
 pub(crate) mod fixture;
+pub(crate) mod fuzz;
 pub(crate) mod licences;
 pub(crate) mod model;
 pub(crate) mod nostd;

@@ -46,6 +46,7 @@ enum Command {
     Bench(cmd::bench::Args),
     Model(cmd::model::Args),
     Nostd(cmd::nostd::Args),
+    Fuzz(cmd::fuzz::Args),
     Ci(cmd::ci::Args),
 }
 
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => args.run(&runner),
         Command::Model(args) => args.run(&runner),
         Command::Nostd(args) => args.run(&runner),
+        Command::Fuzz(args) => args.run(&runner),
         Command::Ci(args) => args.run(&runner),
     });
     match result {

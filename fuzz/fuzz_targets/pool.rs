@@ -1,0 +1,40 @@
+//! Pool operations with fences and claims, against the naive pool.
+#![no_main]
+
+#[allow(dead_code)]
+#[path = "../../crates/slab-core/tests/pool_harness/mod.rs"]
+mod pool_harness;
+
+use libfuzzer_sys::fuzz_target;
+use pool_harness::{ALIGNMENT, Harness, Sabotage};
+use slab_core::Placement;
+use slab_fuzz::{Tape, is_twin};
+
+const GRANULES: u64 = 48;
+const KEYS: u32 = 7;
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut tape = Tape::new(bytes);
+    let Some(first) = tape.byte() else { return };
+    let placement = if first & 1 == 0 {
+        Placement::BestFit
+    } else {
+        Placement::FirstFit
+    };
+    // With the second bit every bound is within reach.
+    let mut harness = Harness::new(GRANULES, placement, |config| {
+        if first & 2 != 0 {
+            config.residents_max = 3;
+            config.claims_max = 1;
+            config.timelines_max = 2;
+            config.reclaimed_max = 2;
+        }
+    });
+    if is_twin() {
+        harness.sabotage(Sabotage::ForgetFences);
+    }
+    while let Some(op) = tape.pool_op(GRANULES * ALIGNMENT, KEYS) {
+        harness.apply(&op);
+    }
+    harness.give_everything_back();
+});

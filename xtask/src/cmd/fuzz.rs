@@ -1,0 +1,227 @@
+//! `fuzz`: runs the fuzz targets for a while and says what came of it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::{Captured, Streams, capture};
+use crate::runner::{Runner, display};
+
+/// Fuzzes slab-core (needs a nightly toolchain); each target's broken twin has to be found first
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only this target
+    target: Option<String>,
+    /// How long each target runs
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    seconds: u64,
+}
+
+const TARGETS: &[&str] = &["free_list", "pool"];
+
+/// Time for a twin to be found; each is found within a few.
+const TWIN_SECONDS: u64 = 120;
+
+/// Version of the program that builds and runs the targets.
+const CARGO_FUZZ: &str = "0.13.2";
+
+/// What building may take on top of the running time.
+const BUILD_LIMIT: Duration = Duration::from_secs(1800);
+
+impl Args {
+    pub(crate) fn run(self, runner: &Runner) -> Result<()> {
+        let targets: Vec<&str> = match &self.target {
+            None => TARGETS.to_vec(),
+            Some(name) => match TARGETS.iter().find(|target| *target == name) {
+                Some(target) => vec![target],
+                None => bail!("no target {name:?}; there are {}", TARGETS.join(", ")),
+            },
+        };
+        let tools = tools(runner)?;
+        println!(
+            "{:<12} {:>12} {:>10} {:>9}  result",
+            "target", "executions", "a second", "coverage"
+        );
+        for target in targets {
+            if runner.is_dry_run() {
+                println!(
+                    "+ {}",
+                    display(&self.command(runner, &tools, target, false))
+                );
+                continue;
+            }
+            self.fuzz(runner, &tools, target)?;
+        }
+        Ok(())
+    }
+
+    fn fuzz(&self, runner: &Runner, tools: &Path, target: &str) -> Result<()> {
+        let twin = self.execute(runner, tools, target, true)?;
+        if twin.is_success() || !twin.stdout.contains("panicked at") {
+            bail!(
+                "the broken twin of {target} went unnoticed:\n{}",
+                twin.stdout
+            );
+        }
+        let captured = self.execute(runner, tools, target, false)?;
+        let summary = Summary::read(&captured.stdout);
+        let result = if captured.is_success() {
+            "no find; the twin was found"
+        } else {
+            "FOUND"
+        };
+        println!(
+            "{target:<12} {:>12} {:>10} {:>9}  {result}",
+            summary.executions, summary.per_second, summary.coverage
+        );
+        if !captured.is_success() {
+            let file = artifact(&captured.stdout).unwrap_or("no file was written");
+            bail!(
+                "{target}: {}\n{file}\n{}",
+                captured.ending(),
+                captured.stdout
+            );
+        }
+        if summary.executions == 0 {
+            bail!("{target} executed nothing:\n{}", captured.stdout);
+        }
+        Ok(())
+    }
+
+    fn execute(
+        &self,
+        runner: &Runner,
+        tools: &Path,
+        target: &str,
+        is_twin: bool,
+    ) -> Result<Captured> {
+        for folder in ["corpus", "artifacts"] {
+            let folder = runner.root().join("target/fuzz").join(folder).join(target);
+            std::fs::create_dir_all(&folder)
+                .with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        let mut command = self.command(runner, tools, target, is_twin);
+        let limit = BUILD_LIMIT + Duration::from_secs(self.seconds + TWIN_SECONDS);
+        capture(&mut command, Streams::Joined, limit)
+    }
+
+    fn command(&self, runner: &Runner, tools: &Path, target: &str, is_twin: bool) -> Command {
+        // What is learnt stays in `target`; the seeds are checked in.
+        let learnt = format!("target/fuzz/corpus/{target}");
+        let seeds = format!("fuzz/corpus/{target}");
+        let artifacts = format!("target/fuzz/artifacts/{target}/");
+        let seconds = if is_twin { TWIN_SECONDS } else { self.seconds };
+        let mut command = Command::new("rustup");
+        command
+            .current_dir(runner.root())
+            .args(["run", "nightly"])
+            .arg(tools.join("bin/cargo-fuzz"))
+            .args(["run", "--target-dir", "target/fuzz", target]);
+        if is_twin {
+            // Without what was learnt, and without leaving a find behind.
+            command.arg(seeds).env("SLAB_FUZZ_TWIN", "1");
+        } else {
+            command.arg(learnt).arg(seeds);
+        }
+        command
+            .arg("--")
+            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-artifact_prefix={artifacts}"))
+            .args(["-max_len=600", "-print_final_stats=1"]);
+        command
+    }
+}
+
+/// Installs what builds and runs the targets into `target/tools`, unless it is there.
+fn tools(runner: &Runner) -> Result<PathBuf> {
+    let tools = runner.root().join("target/tools");
+    if tools.join("bin/cargo-fuzz").exists() || runner.is_dry_run() {
+        return Ok(tools);
+    }
+    let nightly = Command::new("rustup")
+        .args(["run", "nightly", "rustc", "-V"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    if !nightly.is_ok_and(|status| status.success()) {
+        bail!("fuzzing needs a nightly toolchain: rustup toolchain install nightly");
+    }
+    let mut install = runner.cargo(&["install", "--locked", "--quiet", "cargo-fuzz"]);
+    install
+        .args(["--version", CARGO_FUZZ, "--root"])
+        .arg(&tools);
+    runner.run(&mut install)?;
+    Ok(tools)
+}
+
+/// What libFuzzer says at the end.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Summary {
+    executions: u64,
+    per_second: u64,
+    /// Edges reached.
+    coverage: u64,
+}
+
+impl Summary {
+    fn read(output: &str) -> Self {
+        let stat = |name: &str| {
+            output
+                .lines()
+                .rev()
+                .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+                .unwrap_or(0)
+        };
+        let coverage = output.lines().rev().find_map(|line| {
+            let (_, rest) = line.split_once(" cov: ")?;
+            rest.split_whitespace().next()?.parse().ok()
+        });
+        Self {
+            executions: stat("stat::number_of_executed_units:"),
+            per_second: stat("stat::average_exec_per_sec:"),
+            coverage: coverage.unwrap_or(0),
+        }
+    }
+}
+
+/// The line that names the file of a find.
+fn artifact(output: &str) -> Option<&str> {
+    output
+        .lines()
+        .find(|line| line.contains("Test unit written to"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "\
+#2\tINITED cov: 300 ft: 301 corp: 1/1b exec/s: 0 rss: 30Mb
+#65536\tpulse  cov: 812 ft: 4000 corp: 100/10Kb lim: 600 exec/s: 21845 rss: 90Mb
+Done 70000 runs in 4 second(s)
+stat::number_of_executed_units: 70000
+stat::average_exec_per_sec:     17500
+";
+
+    #[test]
+    fn the_summary_is_what_was_said_last() {
+        assert_eq!(
+            Summary::read(OUTPUT),
+            Summary {
+                executions: 70_000,
+                per_second: 17_500,
+                coverage: 812
+            }
+        );
+        assert_eq!(Summary::read("error: no such target"), Summary::default());
+    }
+
+    #[test]
+    fn a_find_names_its_file() {
+        let find = "x\nartifact_prefix='a/'; Test unit written to a/crash-1\ny";
+        assert!(artifact(find).unwrap().ends_with("a/crash-1"));
+        assert_eq!(artifact(OUTPUT), None);
+    }
+}
