@@ -1,116 +1,43 @@
 //! The order in which idle residents are given up, behind one trait.
 //!
-//! A policy sees entry numbers and events only, never keys or bytes: what fits where is the planner's
-//! business (`pool/plan.rs`), what an entry is worth is the policy's.
+//! A policy sees entry numbers, hashes, lengths and events, never keys or offsets: what fits where is
+//! the planner's business (`pool/plan.rs`), what an entry is worth is the policy's. A reserve never
+//! fails for a policy's sake: every new resident gets its bytes if any idle ones can make room, so what
+//! a policy knows of a key acts only as the rank that the key's resident starts with.
 
-use alloc::vec::Vec;
+mod credit;
+mod ghosts;
+mod lru;
 
-use crate::slots::NIL;
+pub use credit::Credit;
+pub use lru::Lru;
 
-/// Prices idle entries. Entries are small numbers that are used again after `on_remove`.
-pub(crate) trait Evict {
-    /// The entry's last lease ended: it can be evicted from now on.
+/// Ranks idle residents for a [`Pool`](crate::Pool).
+///
+/// The pool numbers its residents ("entries") and reports what happens to them; the policy keeps the
+/// idle ones in order. Numbers are small (below the most residents the pool has had at a time) and are
+/// used again after [`on_remove`](Self::on_remove), so per-entry state can live in an array.
+///
+/// The life of an entry, as a policy sees it:
+/// `on_insert on_hit* (on_idle on_hit+)* on_idle? on_remove`. It starts leased; idle means that nobody
+/// leases it; `on_hit` ends idleness.
+///
+/// [`Credit`] is the default, [`Lru`] the plain one. A policy changes which residents give way, never
+/// whether a reserve succeeds.
+pub trait Evict {
+    /// A key became resident as `entry`, leased by its publisher. `hash` is the pool's hash of the key,
+    /// `len` the bytes of the content.
+    fn on_insert(&mut self, entry: u32, hash: u64, len: u64);
+    /// An entry, idle or leased, was leased once more: this is a use.
+    fn on_hit(&mut self, entry: u32);
+    /// An entry's last lease ended: it can be evicted from now on.
     fn on_idle(&mut self, entry: u32);
-    /// An idle entry was leased.
-    fn on_leased(&mut self, entry: u32);
-    /// An idle entry is being removed.
+    /// An entry, idle or leased, is not its key's any more. An idle one was evicted or displaced.
     fn on_remove(&mut self, entry: u32);
-    /// The idle entry to give up first.
-    fn coldest(&self) -> Option<u32>;
-    /// The idle entry to give up after `entry`.
-    fn warmer_than(&self, entry: u32) -> Option<u32>;
-    /// What giving up an idle entry costs, at least 1, comparable and addable among entries of now;
-    /// does not fall along `warmer_than`.
-    fn price(&self, entry: u32) -> u64;
-}
-
-/// Least recently used first: the order is that of the ends of last leases. All O(1).
-#[derive(Debug)]
-pub(crate) struct Lru {
-    links: Vec<Link>,
-    coldest: u32,
-    warmest: u32,
-    clock: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Link {
-    colder: u32,
-    warmer: u32,
-    idle_since: u64,
-}
-
-impl Lru {
-    pub(crate) fn with_capacity(entries: usize) -> Self {
-        Self {
-            links: Vec::with_capacity(entries),
-            coldest: NIL,
-            warmest: NIL,
-            clock: 0,
-        }
-    }
-
-    fn unlink(&mut self, entry: u32) {
-        let Link { colder, warmer, .. } = self.links[entry as usize];
-        match colder {
-            NIL => self.coldest = warmer,
-            colder => self.links[colder as usize].warmer = warmer,
-        }
-        match warmer {
-            NIL => self.warmest = colder,
-            warmer => self.links[warmer as usize].colder = colder,
-        }
-    }
-}
-
-impl Evict for Lru {
-    fn on_idle(&mut self, entry: u32) {
-        let index = entry as usize;
-        if self.links.len() <= index {
-            self.links.resize(
-                index + 1,
-                Link {
-                    colder: NIL,
-                    warmer: NIL,
-                    idle_since: 0,
-                },
-            );
-        }
-        self.clock += 1;
-        self.links[index] = Link {
-            colder: self.warmest,
-            warmer: NIL,
-            idle_since: self.clock,
-        };
-        match self.warmest {
-            NIL => self.coldest = entry,
-            warmest => self.links[warmest as usize].warmer = entry,
-        }
-        self.warmest = entry;
-    }
-
-    fn on_leased(&mut self, entry: u32) {
-        self.unlink(entry);
-    }
-
-    fn on_remove(&mut self, entry: u32) {
-        self.unlink(entry);
-    }
-
-    fn coldest(&self) -> Option<u32> {
-        (self.coldest != NIL).then_some(self.coldest)
-    }
-
-    fn warmer_than(&self, entry: u32) -> Option<u32> {
-        let warmer = self.links[entry as usize].warmer;
-        (warmer != NIL).then_some(warmer)
-    }
-
-    fn price(&self, entry: u32) -> u64 {
-        // Relative to the coldest, so that an old pool prices as a young one does.
-        let base = self
-            .coldest()
-            .map_or(0, |coldest| self.links[coldest as usize].idle_since);
-        self.links[entry as usize].idle_since.saturating_sub(base) + 1
-    }
+    /// The idle entries in the order of giving them up. The pool looks at a bounded number of them.
+    fn coldest_first(&self) -> impl Iterator<Item = u32> + '_;
+    /// What each byte of an idle entry costs if the entry is given up, at least 1, where `coldest` is what
+    /// [`coldest_first`](Self::coldest_first) yields first. Sums over neighbours are compared. Should not
+    /// fall along `coldest_first`.
+    fn price(&self, entry: u32, coldest: u32) -> u64;
 }

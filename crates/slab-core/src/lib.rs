@@ -75,6 +75,8 @@ pub use placement::Placement;
 pub use region::Region;
 
 #[cfg(feature = "alloc")]
+pub use evict::{Credit, Evict, Lru};
+#[cfg(feature = "alloc")]
 pub use free_list::{FreeList, FreeListConfig, FreeRun};
 #[cfg(feature = "alloc")]
 pub use pool::{Claim, Pool, PoolConfig, PoolStats, Reserve, RunState, RunView, SizeClassStats};

@@ -23,7 +23,7 @@ use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
 
 use crate::error::{Error, Refused};
-use crate::evict::{Evict, Lru};
+use crate::evict::{Credit, Evict};
 use crate::fence::{Fence, Marks, Standing, TimelineId, Timelines};
 use crate::free_list::{FreeList, FreeListConfig, Tag};
 use crate::region::Allocation;
@@ -35,6 +35,9 @@ pub use claim::Claim;
 pub use config::PoolConfig;
 pub use reserve::Reserve;
 pub use stats::{PoolStats, RunState, RunView, SizeClassStats};
+
+/// Keys that left and are remembered by the default policy at most: half a MiB.
+const GHOSTS_MAX: u32 = 65_536;
 
 // The type is written once for both cases of the default hasher: a default that names a type of `std`
 // exists only with the feature.
@@ -62,11 +65,11 @@ macro_rules! define_pool {
         /// # }
         /// ```
         #[derive(Debug)]
-        pub struct Pool<K, M, S $($default)*> {
+        pub struct Pool<K, M, S $($default)*, E = Credit> {
             list: FreeList,
             residents: Residents<K, M, S>,
             residents_max: u32,
-            order: Lru,
+            order: E,
             timelines: Timelines,
             claims: Slots<claim::Record>,
             claims_max: u32,
@@ -103,6 +106,19 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
     /// [`Error::InvalidAlignment`] if the alignment is not a power of two;
     /// [`Error::CapacityTooSmall`] if not one granule fits.
     pub fn with_hasher(config: PoolConfig, hasher: S) -> Result<Self, Error> {
+        let reserved = config.residents_reserved.min(config.residents_max as usize);
+        let policy = Credit::new(reserved, config.residents_max.min(GHOSTS_MAX));
+        Self::with_policy(config, hasher, policy)
+    }
+}
+
+impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
+    /// Makes a pool of a slab that is entirely free, with an eviction policy of the caller's choice, which
+    /// has seen no entry yet. Otherwise as [`with_hasher`](Pool::with_hasher).
+    ///
+    /// # Errors
+    /// As [`with_hasher`](Pool::with_hasher).
+    pub fn with_policy(config: PoolConfig, hasher: S, policy: E) -> Result<Self, Error> {
         let list = FreeList::new(FreeListConfig {
             id: config.id,
             capacity: config.capacity,
@@ -115,7 +131,7 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
             list,
             residents: Residents::new(hasher, reserved, config.reclaimed_max),
             residents_max: config.residents_max,
-            order: Lru::with_capacity(reserved),
+            order: policy,
             timelines: Timelines::new(config.id, config.timelines_max),
             claims: Slots::with_capacity(0),
             claims_max: config.claims_max,
@@ -178,7 +194,7 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
             self.displace(entry);
         }
         let (slot, region, len) = (allocation.slot(), allocation.region(), allocation.len());
-        let entry = self.residents.insert(Entry {
+        let (entry, hash) = self.residents.insert(Entry {
             key,
             meta,
             run: slot,
@@ -188,6 +204,7 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
             current: true,
             marks: Marks::NONE,
         });
+        self.order.on_insert(entry, hash, len);
         if slot != NIL {
             self.list.retag(slot, Tag::Leased, entry);
         }
@@ -406,10 +423,10 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
     /// The key of a resident is about to be bound anew.
     fn displace(&mut self, entry: u32) {
         self.residents.unindex(entry);
+        self.order.on_remove(entry);
         if self.residents.entries[entry].leases > 0 {
             return;
         }
-        self.order.on_remove(entry);
         if let Some(Entry { run, marks, .. }) = self.residents.entries.remove(entry) {
             self.let_go(run, marks);
         }
@@ -421,7 +438,8 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
             return true;
         }
         // At the bound exactly, so one less is room. With a bound of zero nothing is ever idle.
-        match self.order.coldest() {
+        let coldest = self.order.coldest_first().next();
+        match coldest {
             Some(entry) => {
                 self.evict_entry(entry);
                 true
@@ -431,12 +449,10 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
     }
 
     fn lease(&mut self, entry: u32) -> Lease {
+        self.order.on_hit(entry);
         let resident = &mut self.residents.entries[entry];
-        if resident.leases == 0 {
-            self.order.on_leased(entry);
-            if resident.run != NIL {
-                self.list.retag(resident.run, Tag::Leased, entry);
-            }
+        if resident.leases == 0 && resident.run != NIL {
+            self.list.retag(resident.run, Tag::Leased, entry);
         }
         resident.leases += 1;
         self.leases += 1;

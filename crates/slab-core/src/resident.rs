@@ -143,8 +143,8 @@ impl<K: Eq + Hash, M, S: BuildHasher> Residents<K, M, S> {
         self.index.iter().map(|entry| &self.entries[*entry])
     }
 
-    /// Adds an entry for a key that has no current one.
-    pub(crate) fn insert(&mut self, entry: Entry<K, M>) -> u32 {
+    /// Adds an entry for a key that has no current one. Returns it and the hash of its key.
+    pub(crate) fn insert(&mut self, entry: Entry<K, M>) -> (u32, u64) {
         let hash = self.hasher.hash_one(&entry.key);
         if let Ok(found) = self.reclaimed.find_entry(hash, |key| *key == entry.key) {
             found.remove();
@@ -157,7 +157,7 @@ impl<K: Eq + Hash, M, S: BuildHasher> Residents<K, M, S> {
             ..
         } = self;
         table.insert_unique(hash, index, |entry| hasher.hash_one(&entries[*entry].key));
-        index
+        (index, hash)
     }
 
     /// Takes an entry out of the index: its key is not resident any more.

@@ -18,6 +18,7 @@ use std::hash::RandomState;
 use std::time::Instant;
 
 use crate::error::{Error, Refused};
+use crate::evict::Evict;
 use crate::id::PoolId;
 use crate::pool::Pool;
 use crate::region::Allocation;
@@ -327,7 +328,7 @@ where
     }
 }
 
-impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
+impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
     /// Takes the token of a guard back. The guard checked the pool, so only a second pool with the same
     /// id could refuse; nobody is there to hand the token to, and to leak it is safe.
     fn take_back(&mut self, token: Token) {

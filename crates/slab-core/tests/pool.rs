@@ -90,18 +90,50 @@ fn a_window_grows_over_holes_before_it_evicts_a_neighbour() {
 }
 
 #[test]
-fn the_cheaper_of_two_windows_gives_way() {
-    let mut pool = pool(8);
-    resident(&mut pool, 0, 1, &[]);
-    resident(&mut pool, 1, 3, &[]);
+fn the_coldest_go_one_by_one_until_the_bytes_fit() {
+    let mut pool = pool(12);
+    for key in 0..6 {
+        resident(&mut pool, key, 2, &[]);
+    }
+    // 0 and 2 become the warmest, so the coldest two, 1 and 3, do not touch.
+    for key in [0, 2] {
+        let lease = pool.acquire(&key).expect("resident");
+        pool.release(lease, &[]).expect("own token");
+    }
+    let bytes = ready(&mut pool, 4);
+    assert_eq!(bytes.offset(), 6 * G);
+    assert_eq!(map(&pool), "i2 f2 i2 c4 i2");
+    assert_eq!(reclaimed(&mut pool), [1, 3, 4]);
+}
+
+#[test]
+fn after_four_times_the_request_the_cheapest_window_gives_way() {
+    let mut pool = pool(36);
+    for key in 0..12 {
+        resident(&mut pool, key, 3, &[]);
+    }
+    // Cold and warm ones take turns, and the warm ones get warmer with the address.
+    for key in (1..12).step_by(2) {
+        let lease = pool.acquire(&key).expect("resident");
+        pool.release(lease, &[]).expect("own token");
+    }
+    // Five cold ones make no room, and six would be more than four times what was asked for.
+    let bytes = ready(&mut pool, 4);
+    assert_eq!(bytes.offset(), 0);
+    assert_eq!(reclaimed(&mut pool), [0, 1, 2, 4, 6, 8]);
+}
+
+#[test]
+fn what_cannot_help_is_not_evicted_on_the_way() {
+    let mut pool = pool(10);
+    resident(&mut pool, 0, 3, &[]);
     let _wall = ready(&mut pool, 1);
-    resident(&mut pool, 2, 3, &[]);
-    // 1 becomes the warmest: its window, found from its colder neighbour, loses to that of 2.
-    let lease = pool.acquire(&1).expect("resident");
-    pool.release(lease, &[]).expect("own token");
-    let bytes = ready(&mut pool, 3);
-    assert_eq!(bytes.offset(), 5 * G);
-    assert_eq!(reclaimed(&mut pool), [2]);
+    for key in 1..4 {
+        resident(&mut pool, key, 2, &[]);
+    }
+    let bytes = ready(&mut pool, 4);
+    assert_eq!(bytes.offset(), 4 * G);
+    assert_eq!(reclaimed(&mut pool), [1, 2]);
 }
 
 #[test]

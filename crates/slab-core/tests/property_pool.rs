@@ -8,7 +8,7 @@ use pool_harness::{Harness, Sabotage};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
-use slab_core::Placement;
+use slab_core::{Lru, Placement};
 use slab_model::pool_ops;
 
 const GRANULES: u64 = 48;
@@ -55,6 +55,21 @@ proptest! {
             config.timelines_max = 2;
             config.reclaimed_max = 2;
         });
+        for op in &ops {
+            harness.apply(op);
+        }
+        harness.give_everything_back();
+    }
+
+    /// The same with the other policy: the bounds of residents and of claims hold whatever the order.
+    #[test]
+    fn any_order_of_calls_keeps_every_invariant_with_least_recently_used(
+        placement in placements(),
+        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, 150),
+    ) {
+        let bounds = |config: &mut slab_core::PoolConfig| config.residents_max = 4;
+        let mut harness =
+            Harness::with_policy(GRANULES, placement, bounds, Lru::with_capacity(0), true);
         for op in &ops {
             harness.apply(op);
         }

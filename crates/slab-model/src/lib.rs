@@ -5,6 +5,7 @@
 //! and keys are plain numbers. An oracle panics when the answer it is told breaks a rule.
 #![forbid(unsafe_code)]
 
+mod credit;
 mod first_fit;
 mod free_ops;
 mod holes;
@@ -12,6 +13,7 @@ mod pool;
 mod pool_ops;
 mod shadow;
 
+pub use credit::NaiveCredit;
 pub use first_fit::NaiveFirstFit;
 pub use free_ops::{FreeOp, free_ops};
 pub use holes::NaiveHoles;

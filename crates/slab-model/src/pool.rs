@@ -153,13 +153,11 @@ pub struct NaivePool {
     pieces: Vec<Piece>,
     residents: BTreeMap<u64, Resident>,
     next_resident: u64,
-    /// Numbers of the residents without leases, coldest first.
+    /// Numbers of the residents without leases, in the order of their last leases' ends.
     idle: Vec<u64>,
     timelines: Vec<Timeline>,
     claims: BTreeMap<u64, Claim>,
     reclaimed: BTreeSet<u32>,
-    /// Start and length of what the current step evicted.
-    last_evicted: Vec<(u64, u64)>,
 }
 
 impl NaivePool {
@@ -184,16 +182,26 @@ impl NaivePool {
             timelines: Vec::new(),
             claims: BTreeMap::new(),
             reclaimed: BTreeSet::new(),
-            last_evicted: Vec::new(),
         }
     }
 
-    /// Publishes the allocation `token` of `bytes` bytes.
-    pub fn publish(&mut self, token: u64, bytes: u64, key: u32, meta: u32) -> Published {
+    /// Publishes the allocation `token` of `bytes` bytes. The pool evicted the residents of these keys.
+    ///
+    /// # Panics
+    /// If the evictions break a rule.
+    pub fn publish(
+        &mut self,
+        token: u64,
+        bytes: u64,
+        key: u32,
+        meta: u32,
+        evicted: &[u32],
+    ) -> Published {
         let previous = self.current(key);
         if let Some(number) = previous {
             let resident = &self.residents[&number];
             if resident.meta == meta && resident.bytes == bytes {
+                assert!(evicted.is_empty(), "{evicted:?} evicted for nothing");
                 self.lease(number);
                 self.settle(&State::Caller(token), Vec::new());
                 return Published::Existing(number);
@@ -201,10 +209,21 @@ impl NaivePool {
         }
         let previous_idle = previous.filter(|number| self.residents[number].leases == 0);
         if previous_idle.is_none() && self.residents.len() >= self.bounds.residents {
-            match self.idle.first().copied() {
-                Some(coldest) => self.evict_number(coldest),
-                None => return Published::Refused,
+            if self.idle.is_empty() {
+                assert!(evicted.is_empty(), "{evicted:?} evicted though refused");
+                return Published::Refused;
             }
+            let [key] = evicted else {
+                panic!("{evicted:?} evicted for one more resident");
+            };
+            let number = self.current(*key).expect("an evicted key was resident");
+            assert!(
+                self.idle.contains(&number),
+                "key {key} was evicted while leased"
+            );
+            self.evict_number(number);
+        } else {
+            assert!(evicted.is_empty(), "{evicted:?} evicted for nothing");
         }
         if let Some(number) = previous_idle {
             self.idle.retain(|idle| *idle != number);
@@ -351,6 +370,15 @@ impl NaivePool {
     pub fn drop_claim(&mut self, claim: u64) {
         self.surrender(claim);
         self.claims.remove(&claim);
+    }
+
+    /// Keys of the residents that can be evicted, those first whose last leases ended first.
+    #[must_use]
+    pub fn idle_keys(&self) -> Vec<u32> {
+        self.idle
+            .iter()
+            .map(|number| self.residents[number].key)
+            .collect()
     }
 
     /// Keys evicted since the last drain that are not resident now.

@@ -11,10 +11,10 @@ fn crowded(lease_first: bool) -> (NaivePool, u64) {
     pool.reserve(1, 2, &[], Answer::Ready { start: 0 });
     pool.reserve(2, 2, &[], Answer::Ready { start: 2 });
     pool.reserve(3, 4, &[], Answer::Ready { start: 4 });
-    let Published::New(first) = pool.publish(1, 512, 1, 0) else {
+    let Published::New(first) = pool.publish(1, 512, 1, 0, &[]) else {
         panic!("new content")
     };
-    let Published::New(second) = pool.publish(2, 512, 2, 0) else {
+    let Published::New(second) = pool.publish(2, 512, 2, 0, &[]) else {
         panic!("new content")
     };
     if !lease_first {
@@ -49,11 +49,17 @@ fn evicting_for_nothing_is_wrong() {
 }
 
 #[test]
-#[should_panic(expected = "evicted in vain")]
-fn evicting_more_than_needed_is_wrong() {
-    crowded(false)
-        .0
-        .reserve(4, 2, &[1, 2], Answer::Ready { start: 0 });
+#[should_panic(expected = "8 granules evicted, 2 were needed for 1")]
+fn evicting_far_more_than_needed_is_wrong() {
+    let mut pool = NaivePool::new(8, 4, 4, 2);
+    for (token, start, len, key) in [(1, 0, 2, 1), (2, 2, 6, 2)] {
+        pool.reserve(token, len, &[], Answer::Ready { start });
+        let Published::New(number) = pool.publish(token, len * 256, key, 0, &[]) else {
+            panic!("a key published for the first time")
+        };
+        pool.release(number, &[]);
+    }
+    pool.reserve(3, 1, &[1, 2], Answer::Ready { start: 0 });
 }
 
 #[test]

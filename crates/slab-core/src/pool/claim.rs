@@ -6,6 +6,7 @@ use core::hash::{BuildHasher, Hash};
 use super::Pool;
 use super::reserve::{Cleared, Reserve};
 use crate::error::{Error, Refused};
+use crate::evict::Evict;
 use crate::free_list::Tag;
 use crate::id::PoolId;
 use crate::region::{Allocation, Region};
@@ -65,7 +66,7 @@ enum State {
     Lost,
 }
 
-impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
+impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
     /// Turns the claim into its allocation once every fence in its window is reached.
     ///
     /// If a timeline in the window failed, the window is given up and this call plans a new one, exactly as
@@ -96,13 +97,13 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
                 let Some(window) = self.plan_remembering(need, true) else {
                     return Err(claim);
                 };
-                let cleared = self.clear(window);
                 if window.cost.is_pending() {
+                    let cleared = self.clear(window);
                     let state = self.withhold(cleared, need, claim.index);
                     self.claims[claim.index].state = state;
                     return Err(claim);
                 }
-                let Ok(run) = self.list.take_from(cleared.first, need) else {
+                let Some(run) = self.take_planned(window, need) else {
                     return Err(claim);
                 };
                 self.claims.remove(claim.index);

@@ -1,8 +1,8 @@
 //! Which idle residents to give up so that one request fits: windows of address neighbours.
 //!
 //! A window is a chain of neighbouring runs that are free, waiting (and not withheld by a claim), or
-//! idle residents whose fences can be reached. Planning changes nothing: a window that is long enough is
-//! plan and proof at once, and without one nothing is evicted.
+//! idle residents whose fences can be reached. Planning changes nothing: a window that is long enough
+//! proves that room can be made, and without one nothing is evicted.
 
 use core::hash::{BuildHasher, Hash};
 
@@ -13,7 +13,7 @@ use crate::free_list::Tag;
 use crate::slots::NIL;
 
 /// Runs from which a window is grown at most, for each of the two kinds of start.
-const STARTS_MAX: usize = 8;
+pub(super) const STARTS_MAX: usize = 8;
 /// Waits looked at for starts at most: claims may withhold any number of the oldest.
 const WAITS_MAX: usize = 64;
 
@@ -30,7 +30,8 @@ pub(super) struct Window {
 /// What giving way costs. Ordered: evictions weigh more than any wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Cost {
-    /// Sum of the prices of the residents to evict. `u128`: 2^32 prices of 64 bits cannot overflow it.
+    /// Sum over the residents to evict of price times granules. `u128`: prices of 64 bits times the granules of
+    /// a slab cannot overflow it.
     price: u128,
     /// Runs that are waiting, or will be once evicted.
     pending: u32,
@@ -60,20 +61,21 @@ impl Cost {
 /// What may be part of a window besides free runs.
 #[derive(Clone, Copy)]
 pub(super) struct Allowed {
-    pub(super) idle: bool,
+    /// The idle entry to give up first, or `NIL` if none may give way.
+    pub(super) coldest: u32,
     pub(super) waiting: bool,
 }
 
-impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
+impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
     /// The window for `need` granules, or `None` if no eviction and no wait can make one now.
     ///
-    /// Waiting bytes come first: what is on its way is not evicted for a second time. Then windows grown
-    /// around the coldest entries, the cheapest of a bounded number. If none of these is long enough, the
-    /// whole map is looked at once: O(live runs).
+    /// Waiting bytes come first: what is on its way is not evicted for a second time. Then the coldest
+    /// entry, if it is enough; then windows grown around the coldest entries, the cheapest of a bounded
+    /// number. If none of these is long enough, the whole map is looked at once: O(live runs).
     pub(super) fn plan(&self, need: u64, waiting: bool) -> Option<Window> {
         if waiting {
             let allowed = Allowed {
-                idle: false,
+                coldest: NIL,
                 waiting,
             };
             let found = self
@@ -82,70 +84,100 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
                 .take(WAITS_MAX)
                 .filter(|wait| wait.claim == NIL)
                 .take(STARTS_MAX)
-                .find_map(|wait| self.grow(wait.run, need, allowed));
+                .find_map(|wait| self.grow(wait.run, need, allowed, None));
             if found.is_some() {
                 return found;
             }
         }
+        let mut starts = self.order.coldest_first().take(STARTS_MAX).peekable();
         let allowed = Allowed {
-            idle: true,
+            coldest: starts.peek().copied().unwrap_or(NIL),
             waiting,
         };
-        self.plan_around_coldest(need, allowed)
-            .or_else(|| self.cheapest(self.list.first_slot(), NIL, need, allowed))
-    }
-
-    fn plan_around_coldest(&self, need: u64, allowed: Allowed) -> Option<Window> {
+        if let Some(window) = self.alone(need, allowed) {
+            return Some(window);
+        }
         let mut best: Option<Window> = None;
-        let mut start = self.order.coldest();
-        for _ in 0..STARTS_MAX {
-            let Some(entry) = start else { break };
-            // A window that contains this entry, or any warmer one, costs no less than the entry itself.
-            let floor = u128::from(self.order.price(entry));
-            if best.is_some_and(|best| best.cost.price <= floor && !best.cost.is_pending()) {
-                break;
-            }
+        for entry in starts {
             let run = self.residents.entries[entry].run;
+            let bound = best.map(|best| best.cost);
             if run != NIL
-                && let Some(window) = self.grow(run, need, allowed)
-                && best.is_none_or(|best| window.cost < best.cost)
+                && let Some(window) = self.grow(run, need, allowed, bound)
+                && bound.is_none_or(|bound| window.cost < bound)
             {
                 best = Some(window);
             }
-            start = self.order.warmer_than(entry);
         }
-        best
+        best.or_else(|| self.cheapest(self.list.first_slot(), NIL, need, allowed))
     }
 
-    /// Grows a window around `start` through its cheaper neighbour until it is long enough, then keeps the
-    /// cheapest part of it that still is. O(runs of the window).
-    fn grow(&self, start: u32, need: u64, allowed: Allowed) -> Option<Window> {
-        self.cost(start, allowed)?;
+    /// The window of the coldest entry and its free neighbours, if that is enough and need not wait. O(1).
+    fn alone(&self, need: u64, allowed: Allowed) -> Option<Window> {
+        let run = self.residents.entries.get(allowed.coldest)?.run;
+        if run == NIL || self.cost(run, allowed)?.is_pending() {
+            return None;
+        }
+        let (first, last) = self.with_free_neighbours(run, run);
+        self.cheapest(first, last, need, allowed)
+    }
+
+    /// Grows a window around `start` through its colder neighbour until it is long enough, then keeps the
+    /// cheapest part of it that still is. Gives up where the window gets to cost more than `bound`.
+    /// O(runs of the window).
+    fn grow(&self, start: u32, need: u64, allowed: Allowed, bound: Option<Cost>) -> Option<Window> {
+        let mut cost = self.cost(start, allowed)?;
         let (mut first, mut last) = (start, start);
         let mut len = self.list.node(start).len;
         while len < need {
-            let below = self.neighbour(self.list.node(first).prev, allowed);
-            let above = self.neighbour(self.list.node(last).next, allowed);
-            let is_below = match (below, above) {
-                (Some(below), Some(above)) => below <= above,
+            let (below, above) = (self.list.node(first).prev, self.list.node(last).next);
+            let is_below = match (self.warmth(below, allowed), self.warmth(above, allowed)) {
+                (Some(colder), Some(warmer)) => colder <= warmer,
                 (below, above) => below.or(above).map(|_| below.is_some())?,
             };
-            let end = if is_below { &mut first } else { &mut last };
-            *end = if is_below {
-                self.list.node(*end).prev
-            } else {
-                self.list.node(*end).next
-            };
-            len += self.list.node(*end).len;
+            let run = if is_below { below } else { above };
+            cost.add(self.cost(run, allowed)?);
+            if bound.is_some_and(|bound| bound < cost) {
+                return None;
+            }
+            len += self.list.node(run).len;
+            *(if is_below { &mut first } else { &mut last }) = run;
         }
         // Free neighbours cost nothing and may make a resident at the other end superfluous.
-        if self.neighbour(self.list.node(first).prev, allowed) == Some(Cost::FREE) {
-            first = self.list.node(first).prev;
-        }
-        if self.neighbour(self.list.node(last).next, allowed) == Some(Cost::FREE) {
-            last = self.list.node(last).next;
-        }
+        let (first, last) = self.with_free_neighbours(first, last);
         self.cheapest(first, last, need, allowed)
+    }
+
+    /// Whether a run is part of a window for `need` granules that waits for nothing. O(runs of the window).
+    pub(super) fn can_help(&self, run: u32, need: u64, coldest: u32) -> bool {
+        let allowed = Allowed {
+            coldest,
+            waiting: false,
+        };
+        if run == NIL || self.cost(run, allowed).is_none() {
+            return false;
+        }
+        let mut len = self.list.node(run).len;
+        for upwards in [true, false] {
+            let mut at = run;
+            while len < need {
+                let node = self.list.node(at);
+                at = if upwards { node.next } else { node.prev };
+                if at == NIL || self.cost(at, allowed).is_none() {
+                    break;
+                }
+                len += self.list.node(at).len;
+            }
+        }
+        len >= need
+    }
+
+    fn with_free_neighbours(&self, first: u32, last: u32) -> (u32, u32) {
+        let is_free = |run: u32| run != NIL && self.list.node(run).tag == Tag::Free;
+        let (below, above) = (self.list.node(first).prev, self.list.node(last).next);
+        (
+            if is_free(below) { below } else { first },
+            if is_free(above) { above } else { last },
+        )
     }
 
     /// The cheapest window among the runs from `first` to `last`, or to the end of the map: one pass over
@@ -188,12 +220,13 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
         best
     }
 
-    fn neighbour(&self, run: u32, allowed: Allowed) -> Option<Cost> {
+    /// What each granule of a run costs, to choose between neighbours, or `None` if it must not give way.
+    fn warmth(&self, run: u32, allowed: Allowed) -> Option<(u128, u32)> {
         if run == NIL {
-            None
-        } else {
-            self.cost(run, allowed)
+            return None;
         }
+        let Cost { price, pending } = self.cost(run, allowed)?;
+        Some((price / u128::from(self.list.node(run).len), pending))
     }
 
     /// What it costs that the owner of a run gives way, or `None` if it must not.
@@ -208,8 +241,9 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
                     pending: 1,
                 })
             }
-            Tag::Idle if allowed.idle => {
-                let price = u128::from(self.order.price(node.owner));
+            Tag::Idle if allowed.coldest != NIL => {
+                let price = u128::from(self.order.price(node.owner, allowed.coldest))
+                    * u128::from(node.len);
                 match self
                     .timelines
                     .standing(&self.residents.entries[node.owner].marks)

@@ -4,12 +4,13 @@ use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
 
 use super::{Pool, PoolStats, RunState, RunView, SizeClassStats};
+use crate::evict::Evict;
 use crate::free_list::Tag;
 use crate::id::PoolId;
 use crate::placement::Placement;
 use crate::resident::Lease;
 
-impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
+impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
     /// Whether `key` is resident. O(1) expected; does not count as use.
     #[must_use]
     pub fn is_resident<Q>(&self, key: &Q) -> bool

@@ -1,10 +1,11 @@
 //! Drives a pool and its oracle through the same calls and compares them after each.
 
 use std::collections::BTreeSet;
+use std::hash::RandomState;
 
 use slab_core::{
-    Allocation, Claim, Error, Fence, Lease, Placement, Pool, PoolConfig, PoolId, Reclaimed,
-    Refused, Region, Reserve, RunState, TimelineId,
+    Allocation, Claim, Credit, Error, Evict, Fence, Lease, Placement, Pool, PoolConfig, PoolId,
+    Reclaimed, Refused, Region, Reserve, RunState, TimelineId,
 };
 use slab_model::{
     Answer, FencePick, NaivePool, Polled, PoolOp, Published, Run, RunKind, ShadowMemory,
@@ -18,8 +19,8 @@ struct Held<T> {
     token: T,
 }
 
-pub(crate) struct Harness {
-    pool: Pool<u32, u32>,
+pub(crate) struct Harness<E = Credit> {
+    pool: Pool<u32, u32, RandomState, E>,
     oracle: NaivePool,
     shadow: ShadowMemory,
     config: PoolConfig,
@@ -28,6 +29,8 @@ pub(crate) struct Harness {
     claims: Vec<Held<Claim>>,
     timelines: Vec<TimelineId>,
     next: u64,
+    /// Whether the policy is least recently used.
+    is_lru: bool,
     sabotage: Option<Sabotage>,
 }
 
@@ -45,10 +48,23 @@ pub(crate) enum Sabotage {
 }
 
 impl Harness {
+    /// With the default policy.
     pub(crate) fn new(
         granules: u64,
         placement: Placement,
         adjust: impl FnOnce(&mut PoolConfig),
+    ) -> Self {
+        Self::with_policy(granules, placement, adjust, Credit::new(0, 16), false)
+    }
+}
+
+impl<E: Evict> Harness<E> {
+    pub(crate) fn with_policy(
+        granules: u64,
+        placement: Placement,
+        adjust: impl FnOnce(&mut PoolConfig),
+        policy: E,
+        is_lru: bool,
     ) -> Self {
         // A tail that is not a whole granule.
         let mut config = PoolConfig::new(PoolId::new(), granules * ALIGNMENT + 100);
@@ -59,7 +75,8 @@ impl Harness {
         config.residents_reserved = 0;
         adjust(&mut config);
         Self {
-            pool: Pool::new(config.clone()).expect("valid configuration"),
+            pool: Pool::with_policy(config.clone(), RandomState::new(), policy)
+                .expect("valid configuration"),
             oracle: NaivePool::new(
                 granules,
                 config.residents_max as usize,
@@ -73,6 +90,7 @@ impl Harness {
             claims: Vec::new(),
             timelines: Vec::new(),
             next: 1,
+            is_lru,
             sabotage: None,
         }
     }
@@ -216,7 +234,12 @@ impl Harness {
         let (region, len) = (token.region(), token.len());
         let before = self.keys();
         let published = self.pool.publish(key, token, meta);
-        match (self.oracle.publish(number, len, key, meta), published) {
+        let evicted = self.evicted_since(&before);
+        if self.is_lru && !evicted.is_empty() {
+            assert_eq!(evicted, self.oracle.idle_keys()[..1]);
+        }
+        let expected = self.oracle.publish(number, len, key, meta, &evicted);
+        match (expected, published) {
             (Published::Existing(resident), Ok(token)) => {
                 assert_eq!(self.keys(), before);
                 self.leases.push(Held {

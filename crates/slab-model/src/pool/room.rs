@@ -113,29 +113,12 @@ impl NaivePool {
             "{need} granules at {start}: {:?}",
             self.pieces
         );
-        // Exactly the members of the window were evicted, and without its lowest or highest it is too
-        // short.
-        for (evicted_start, evicted_len) in regions {
-            assert!(
-                start <= evicted_start && evicted_start + evicted_len <= start + len,
-                "{evicted_start} was evicted for a region elsewhere, at {start}"
-            );
-            let (below, above) = (
-                evicted_start - start,
-                start + len - evicted_start - evicted_len,
-            );
-            let is_lowest = self.is_lowest_evicted(start, evicted_start);
-            let is_highest = self.is_highest_evicted(start + len, evicted_start + evicted_len);
-            assert!(
-                !is_lowest || above < need,
-                "{evicted_start} was evicted in vain"
-            );
-            assert!(
-                !is_highest || below < need,
-                "{evicted_start} was evicted in vain"
-            );
-        }
-        self.last_evicted.clear();
+        let evicted_len: u64 = regions.iter().map(|(_, len)| len).sum();
+        let needed = needed((start, start + len), &regions, need);
+        assert!(
+            evicted_len - needed <= SPARE * need,
+            "{evicted_len} granules evicted, {needed} were needed for {need}"
+        );
         self.pieces.remove(index);
         self.insert(start, need, owner);
         self.insert(start + need, len - need, State::Free);
@@ -156,7 +139,6 @@ impl NaivePool {
             );
         }
         self.evict_all(evicted);
-        self.last_evicted.clear();
         let mut pieces = Vec::new();
         let mut waits = 0;
         for piece in self.pieces.drain(..) {
@@ -242,22 +224,7 @@ impl NaivePool {
             regions.push(region.expect("content without bytes is not evicted for room"));
             self.evict_number(number);
         }
-        self.last_evicted.clone_from(&regions);
         regions
-    }
-
-    fn is_lowest_evicted(&self, from: u64, start: u64) -> bool {
-        !self
-            .last_evicted
-            .iter()
-            .any(|(other, _)| (from..start).contains(other))
-    }
-
-    fn is_highest_evicted(&self, to: u64, end: u64) -> bool {
-        !self
-            .last_evicted
-            .iter()
-            .any(|(other, len)| (end + 1..=to).contains(&(other + len)))
     }
 
     fn longest_free(&self) -> u64 {
@@ -303,3 +270,18 @@ impl NaivePool {
         longest
     }
 }
+
+/// The least granules of `evicted` regions that make `need` granules of the free run `from..to`.
+fn needed((from, to): (u64, u64), evicted: &[(u64, u64)], need: u64) -> u64 {
+    (from..=to - need)
+        .map(|start| {
+            let touched =
+                |(at, len): &&(u64, u64)| *at < start + need && start < at.saturating_add(*len);
+            evicted.iter().filter(touched).map(|(_, len)| len).sum()
+        })
+        .min()
+        .unwrap_or(0)
+}
+
+/// What a reserve may evict besides what its region needs, as a multiple of the request.
+const SPARE: u64 = 4;
