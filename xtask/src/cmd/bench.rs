@@ -1,6 +1,8 @@
 //! `bench`: programs that measure this project beside its peers.
 
-use anyhow::{Result, bail};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
 
 use crate::fixture;
 use crate::instructions;
@@ -17,6 +19,8 @@ pub(crate) struct Args {
     /// Write what `instructions` counts as the new budget
     #[arg(long)]
     record: bool,
+    /// The trace that `trace` replays; an excerpt that comes with the project by default
+    file: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -25,6 +29,10 @@ enum What {
     Alloc,
     /// Instructions of slab-core's hot calls against their budget
     Instructions,
+    /// Residents: leases beside a hash table's lookup, evictions beside vLLM's
+    Resident,
+    /// Eviction policies on a trace, beside vLLM's and bounds
+    Trace,
     /// One transfer at a time: this engine, the real engine, bare TCP
     Transfer,
     /// One push at a time: beside bare ZeroMQ echoes and a bare transfer
@@ -37,6 +45,8 @@ impl What {
         match self {
             Self::Alloc => ["--package", "slab-bench", "--bin", "bench_alloc"],
             Self::Instructions => ["--package", "slab-bench", "--bin", "hot_calls"],
+            Self::Resident => ["--package", "slab-bench", "--bin", "bench_resident"],
+            Self::Trace => ["--package", "slab-bench", "--bin", "bench_trace"],
             Self::Transfer => [
                 "--package",
                 "mooncake-transport",
@@ -56,10 +66,17 @@ impl Args {
         if self.record {
             bail!("only `bench instructions` has a budget to record");
         }
+        if self.file.is_some() && self.what != What::Trace {
+            bail!("only `bench trace` takes a file");
+        }
         let mut command = runner.cargo(&["run", "--release", "--quiet", "--locked"]);
-        command.args(self.what.program());
+        command.args(self.what.program()).arg("--");
         if self.json {
-            command.args(["--", "--json"]);
+            command.arg("--json");
+        }
+        if let Some(file) = &self.file {
+            // The program runs in the workspace root, wherever the command was typed.
+            command.arg(absolute(file)?);
         }
         if let What::Transfer = self.what {
             let fixture = fixture::prepare(runner.root());
@@ -68,6 +85,10 @@ impl Args {
         }
         runner.run(&mut command)
     }
+}
+
+fn absolute(file: &Path) -> Result<PathBuf> {
+    std::path::absolute(file).with_context(|| format!("{}", file.display()))
 }
 
 /// The budgets, as a step of `ci`.

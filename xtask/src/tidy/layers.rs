@@ -18,6 +18,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("slab-model", &["slab-core"]),
     ("slab-bench", &["slab-core"]),
     ("slab-loom", &["slab-core"]),
+    ("slab-bench", &["slab-core"]),
     ("xtask", &[]),
 ];
 

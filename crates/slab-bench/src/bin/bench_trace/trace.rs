@@ -1,0 +1,40 @@
+//! The trace: requests for content, in order.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+
+use serde::Deserialize;
+
+/// One request: the ids of what it reads, in order.
+#[derive(Deserialize)]
+pub(crate) struct Request {
+    pub(crate) hash_ids: Vec<u32>,
+}
+
+pub(crate) fn load(path: &Path) -> io::Result<Vec<Request>> {
+    BufReader::new(File::open(path)?)
+        .lines()
+        .map(|line| Ok(serde_json::from_str(&line?)?))
+        .collect()
+}
+
+/// Bytes of the content of an id: a stand-in for the output of a vision encoder, not part of the trace.
+pub(crate) fn size(id: u32) -> u64 {
+    const TOKENS: [u64; 7] = [256, 576, 729, 1024, 1369, 2304, 4096];
+    const HIDDEN: [u64; 4] = [1152, 3584, 4096, 5120];
+    TOKENS[id as usize % 7] * HIDDEN[id as usize / 7 % 4] * 2
+}
+
+/// Bytes of all distinct ids.
+pub(crate) fn footprint(requests: &[Request]) -> u64 {
+    let ids: HashSet<u32> = references(requests).collect();
+    ids.into_iter().map(size).sum()
+}
+
+pub(crate) fn references(requests: &[Request]) -> impl Iterator<Item = u32> + '_ {
+    requests
+        .iter()
+        .flat_map(|request| request.hash_ids.iter().copied())
+}
