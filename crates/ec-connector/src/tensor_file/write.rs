@@ -14,7 +14,7 @@ use super::{TensorFile, TensorFileError};
 use crate::content_hash::hex;
 use crate::tensor::TensorSpec;
 
-/// Writes `DIR/<sha256>.safetensors` with one tensor named [`TENSOR_NAME`], and returns its path.
+/// Writes `DIR/<sha256>.safetensors` with one tensor named `tensor`, and returns its path.
 ///
 /// `metadata` becomes the file's `__metadata__`. `body` is given the open file and the offset at which the
 /// bytes of the tensor begin; it writes them. The file appears under its name only when it is complete.
