@@ -1053,6 +1053,33 @@ fn a_finishing_shutdown_takes_what_writers_complete_and_what_had_to_wait() {
 }
 
 #[test]
+fn an_acknowledged_item_does_not_expire_while_its_owner_is_behind() {
+    let mut config = ReservationConfig::default();
+    config.take = TakePolicy::OnReady { taken_max: 1 };
+    let mut rig = Rig::with(ToyPool::new(4096, 256), config);
+    for name in ["listed", "waits", "cached"] {
+        let hash = if name == "cached" { "waits" } else { name };
+        let grant = rig.reserve(name, hash, 512);
+        if grant.write {
+            assert!(rig.complete(name, &grant).became_ready);
+        }
+    }
+    rig.pass(10 * TTL);
+    let now = rig.now();
+    assert_eq!(rig.machine.expire(&mut rig.pool, now, &mut rig.effects), 0);
+    let mut names = Vec::new();
+    while let Some(taken) = rig.machine.next_taken(&mut rig.pool) {
+        names.push(taken.transfer_id.to_string());
+        rig.release(taken);
+    }
+    assert!(
+        names.starts_with(&["listed".into(), "waits".into()]),
+        "{names:?}"
+    );
+    assert_eq!(rig.machine.stats().ready_expired, 0);
+}
+
+#[test]
 fn a_finishing_shutdown_can_be_cut_short() {
     let mut rig = Rig::new(4096);
     let writer = rig.reserve("w", "h", 512);

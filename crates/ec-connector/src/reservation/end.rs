@@ -276,7 +276,7 @@ impl<C: Content> Reservations<C> {
         };
         let end = match progress {
             Progress::Writing => {
-                record.deadline = Some(now.after_millis(self.config.ttl_ms));
+                record.deadline = self.ready_deadline(now);
                 record.stage = self.ready_stage(held);
                 effects.push(Effect::Ready(record.status(id)));
                 self.book.place(id.clone(), record);
@@ -312,7 +312,7 @@ impl<C: Content> Reservations<C> {
                 continue;
             };
             record.span = C::lease_span(&lease);
-            record.deadline = Some(now.after_millis(self.config.ttl_ms));
+            record.deadline = self.ready_deadline(now);
             record.stage = self.ready_stage(Held::Lease(lease));
             effects.push(Effect::Ready(record.status(&id)));
             self.book.place(id, record);

@@ -205,6 +205,17 @@ impl<C: Content> Reservations<C> {
         }
     }
 
+    /// When an item that is ready from `now` on expires.
+    ///
+    /// One that the machine itself will take only waits for a place in the list: it was acknowledged, and an owner who
+    /// is behind still gets it. It holds its memory meanwhile, which holds up whoever asks for more.
+    pub(super) fn ready_deadline(&self, now: Moment) -> Option<Moment> {
+        match self.config.take {
+            TakePolicy::Caller => Some(now.after_millis(self.config.ttl_ms)),
+            TakePolicy::OnReady { .. } => None,
+        }
+    }
+
     /// With [`TakePolicy::OnReady`], takes ready records while the list has room.
     pub(super) fn take_ready(&mut self, memory: &mut C) {
         let TakePolicy::OnReady { taken_max } = self.config.take else {

@@ -17,7 +17,7 @@ pub(super) struct Record<C: Content> {
     pub(super) span: Span,
     /// The record began as a writer, so bytes were sent for it.
     pub(super) written: bool,
-    /// Nothing while a writer that was given up on may still be writing.
+    /// Nothing while a writer that was given up on may still be writing, and for a ready item that the machine takes.
     pub(super) deadline: Option<Moment>,
     pub(super) stage: Stage<C>,
 }

@@ -245,7 +245,12 @@ impl<C: Content> Reservations<C> {
             tensor: request.tensor.clone(),
             span,
             written: write,
-            deadline: Some(now.after_millis(self.config.ttl_ms)),
+            deadline: match &stage {
+                Stage::Ready { .. } => self.ready_deadline(now),
+                Stage::Writer { .. } | Stage::Follower { .. } => {
+                    Some(now.after_millis(self.config.ttl_ms))
+                }
+            },
             stage,
         };
         let grant = record.grant(write);

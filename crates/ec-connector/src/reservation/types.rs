@@ -14,7 +14,8 @@ use crate::tensor::TensorSpec;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ReservationConfig {
-    /// How long a writer, a follower or a ready item may sit untouched, in milliseconds.
+    /// How long a writer, a follower or a ready item may sit untouched, in milliseconds. With
+    /// [`TakePolicy::OnReady`] ready items do not expire: the machine takes each as soon as it can.
     pub ttl_ms: u64,
     /// How long a finished id is remembered after its last touch, in milliseconds.
     pub tombstone_ttl_ms: u64,

@@ -298,12 +298,21 @@ impl Oracle {
             state,
             role,
             place,
-            deadline: Some(self.now + TTL),
+            deadline: if state == ReservationState::Ready {
+                self.ready_deadline()
+            } else {
+                Some(self.now + TTL)
+            },
             cancelled_while_expired: false,
             unreported,
             written,
         };
         assert!(self.records.insert(id.to_owned(), record).is_none());
+    }
+
+    /// What the machine takes by itself does not expire while it waits for that.
+    fn ready_deadline(&self) -> Option<u64> {
+        self.taken_max.is_none().then_some(self.now + TTL)
     }
 
     pub(crate) fn complete(
@@ -334,12 +343,12 @@ impl Oracle {
             for follower in followers {
                 self.entries[entry].leases += 1;
                 let order = self.sequence();
-                let deadline = self.now + TTL;
+                let deadline = self.ready_deadline();
                 let record = self.records.get_mut(&follower).unwrap();
                 record.state = ReservationState::Ready;
                 record.role = Role::Lessee { entry };
                 record.place = place;
-                record.deadline = Some(deadline);
+                record.deadline = deadline;
                 record.unreported = Some(order);
                 self.announced.push(follower);
             }
@@ -348,12 +357,12 @@ impl Oracle {
         let became_ready = record.state == ReservationState::Writing;
         if became_ready {
             let order = self.sequence();
-            let deadline = self.now + TTL;
+            let deadline = self.ready_deadline();
             let record = self.records.get_mut(id).unwrap();
             record.state = ReservationState::Ready;
             record.role = role;
             record.place = place;
-            record.deadline = Some(deadline);
+            record.deadline = deadline;
             record.unreported = Some(order);
             self.announced.push(id.to_owned());
         } else {
