@@ -7,7 +7,8 @@ mod toy_pool;
 #[path = "support/toy_shard.rs"]
 mod toy_shard;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use ec_connector::{
@@ -470,6 +471,32 @@ fn a_message_of_100_megabytes_costs_its_sender_the_connection_and_nobody_else() 
     let mut padded = br#"{"op":"peers"}"#.to_vec();
     padded.resize(4 << 20, b' ');
     assert!(wire.exchange(&[&padded]).contains("ports"));
+}
+
+/// Some of these strings are read as frames of an old version of the message protocol, whose peer is gone by then.
+#[test]
+fn random_bytes_on_the_control_port_cost_nobody_else_a_reply() {
+    let wire = Wire::new(4096);
+    let address = wire.server.address().clone();
+    let context = ControlContext::new();
+    for seed in 0..60_u64 {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let bytes: Vec<u8> = (0..3000)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 24) as u8
+            })
+            .collect();
+        let mut stray = TcpStream::connect(("127.0.0.1", address.port())).unwrap();
+        // The server may hang up in the middle.
+        let _ = stray.write_all(&bytes);
+        drop(stray);
+        std::thread::sleep(Duration::from_millis(20));
+        let mut client = ControlClient::new(&context, address.clone(), Duration::from_secs(10));
+        assert!(client.peers().is_ok(), "after bytes of seed {seed}");
+    }
 }
 
 #[test]

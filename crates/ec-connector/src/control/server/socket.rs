@@ -28,6 +28,8 @@ pub(super) enum Received {
 
 pub(super) struct ZmqSockets {
     requests: zmq::Socket,
+    /// The frames that go before the reply to the request received last.
+    route: Vec<Vec<u8>>,
     events: zmq::Socket,
     control_port: u16,
     event_port: u16,
@@ -40,12 +42,15 @@ impl ZmqSockets {
         message_bytes_max: u32,
     ) -> Result<Self, ServerError> {
         let context = zmq::Context::new();
-        let requests = bound(&context, zmq::REP, host, port, message_bytes_max)?;
+        // A REP socket would do, but for a defect of the library: frames without an envelope from a connection that is
+        // gone by the time they are read make it lose the next peer's reply.
+        let requests = bound(&context, zmq::ROUTER, host, port, message_bytes_max)?;
         let events = bound(&context, zmq::PUSH, host, 0, message_bytes_max)?;
         Ok(Self {
             control_port: requests.1,
             event_port: events.1,
             requests: requests.0,
+            route: Vec::new(),
             events: events.0,
         })
     }
@@ -73,24 +78,36 @@ impl Sockets for ZmqSockets {
             Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => return Ok(Received::Nothing),
             Err(error) => return Err(error),
         }
-        // All frames of a message are there once the first one is.
-        let mut frame_count = 1;
-        let mut more = frame.get_more();
-        while more {
-            let mut rest = zmq::Message::new();
-            self.requests.recv(&mut rest, zmq::DONTWAIT)?;
-            more = rest.get_more();
-            frame_count += 1;
+        // First whom to answer, then the envelope up to an empty frame, then the request. All frames of a message are
+        // there once the first one is.
+        let mut route = vec![frame.to_vec()];
+        let mut request = None;
+        let mut frame_count = 0;
+        let mut is_enveloped = false;
+        while frame.get_more() {
+            frame = zmq::Message::new();
+            self.requests.recv(&mut frame, zmq::DONTWAIT)?;
+            if is_enveloped {
+                frame_count += 1;
+                request.get_or_insert_with(|| frame.to_vec());
+            } else if route.len() < ROUTE_FRAMES_MAX {
+                is_enveloped = frame.is_empty();
+                route.push(frame.to_vec());
+            }
         }
-        Ok(Received::Request {
-            frame: frame.to_vec(),
-            frame_count,
-        })
+        let Some(frame) = request else {
+            // Not from a request socket: nobody waits for an answer.
+            return Ok(Received::Nothing);
+        };
+        self.route = route;
+        Ok(Received::Request { frame, frame_count })
     }
 
     fn reply(&mut self, bytes: &[u8]) -> Result<(), zmq::Error> {
-        // After a received request the library takes a reply in any case: for a peer that is gone
-        // or does not read it drops the reply.
+        // For a peer that is gone or does not read, the library drops the reply.
+        for frame in self.route.drain(..) {
+            self.requests.send(frame, zmq::DONTWAIT | zmq::SNDMORE)?;
+        }
         self.requests.send(bytes, zmq::DONTWAIT)
     }
 
@@ -102,6 +119,9 @@ impl Sockets for ZmqSockets {
         }
     }
 }
+
+/// Frames of an envelope; request sockets send one, proxies one more each.
+const ROUTE_FRAMES_MAX: usize = 16;
 
 /// A socket bound to `host`, and its port.
 fn bound(
