@@ -1,8 +1,8 @@
 //! Offset allocation with leases and event-gated reuse, as pure state machines.
 //!
 //! - `FreeList` (feature `alloc`) carves regions of any size from one slab, by best or by first fit;
-//! - `Pool` (feature `alloc`) adds keyed residents with leases, eviction of address neighbours when a
-//!   request needs room, fences that gate reuse, and claims on bytes that are on their way back;
+//! - `Pool` (feature `alloc`) adds keyed residents with leases, eviction in the order of a policy (`Evict`)
+//!   or of address neighbours when a request needs room, fences that gate reuse, and claims on bytes that are on their way back;
 //! - `SharedPool` (feature `std`) puts one lock around a pool and the caller's own state, and hands out
 //!   guards that give their token back when dropped;
 //! - [`runs`], [`Blocks`] and `CopyList` (feature `alloc`) list the raw copies between a tensor and blocks
