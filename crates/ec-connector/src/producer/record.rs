@@ -1,6 +1,7 @@
 //! One push, owned by whoever works on it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::push::Ticket;
@@ -8,10 +9,10 @@ use super::{Item, Push, PushError, PushId, PushReport};
 use crate::control::ControlAddress;
 use crate::moment::Moment;
 use crate::name::{MmHash, TransferId};
-use crate::push::{Delivery, IdPolicy, PushConfig, PushMachine};
+use crate::push::{Delivery, IdPolicy, PushConfig, PushMachine, StageEnd};
 use crate::random_ids::IdSource;
 use crate::reservation::ReserveRequest;
-use crate::staging::{Source, Staged, Turn};
+use crate::staging::{Source, Stage, Staged, Staging, Turn};
 use crate::tensor::TensorSpec;
 
 /// Pushes of one content to one consumer take turns in a lane.
@@ -96,6 +97,28 @@ impl Record {
                 now,
             )
         })
+    }
+
+    /// Puts the source where the engine reads it; without room it stays, with the place in the line.
+    pub(super) fn stage(&mut self, staging: &Staging) -> StageEnd {
+        let Bytes::Source(source) = std::mem::replace(&mut self.bytes, Bytes::Gone) else {
+            unreachable!("a source that is staged, or cannot be, is not staged again");
+        };
+        match staging.stage(source, self.turn.take()) {
+            Ok(Stage::Ready(staged)) => {
+                self.bytes = Bytes::Staged(staged);
+                StageEnd::Ready
+            }
+            Ok(Stage::Later(source, turn)) => {
+                self.bytes = Bytes::Source(source);
+                self.turn = Some(turn);
+                StageEnd::Later
+            }
+            Err(error) => {
+                self.error = Some(PushError::Stage(Arc::new(error)));
+                StageEnd::Failed
+            }
+        }
     }
 
     pub(super) fn request(&self, transfer_id: TransferId) -> ReserveRequest {

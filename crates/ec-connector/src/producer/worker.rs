@@ -17,9 +17,9 @@ use crate::control::{
 use crate::moment::Moment;
 use crate::push::{
     Cause, Delivery, PushAction, PushAnswer, PushFailure, PushMachine, PushStep, Reserved,
-    StageEnd, WriteEnd, WriteError,
+    WriteEnd, WriteError,
 };
-use crate::staging::{Stage, Staging};
+use crate::staging::Staging;
 
 /// What the threads of a producer share.
 pub(super) struct Site {
@@ -198,25 +198,7 @@ impl Worker<'_> {
             PushAction::Stage => {
                 // Before the look, so that room that comes after it is not missed.
                 record.room_seen = self.queue.room_count();
-                let Bytes::Source(source) = std::mem::replace(&mut record.bytes, Bytes::Gone)
-                else {
-                    unreachable!("a source that is staged, or cannot be, is not staged again");
-                };
-                let end = match self.site.staging.stage(source, record.turn.take()) {
-                    Ok(Stage::Ready(staged)) => {
-                        record.bytes = Bytes::Staged(staged);
-                        StageEnd::Ready
-                    }
-                    Ok(Stage::Later(source, turn)) => {
-                        record.bytes = Bytes::Source(source);
-                        record.turn = Some(turn);
-                        StageEnd::Later
-                    }
-                    Err(error) => {
-                        record.error = Some(PushError::Stage(Arc::new(error)));
-                        StageEnd::Failed
-                    }
-                };
+                let end = record.stage(&self.site.staging);
                 machine.handle_staged(end);
             }
             PushAction::Write { session, address } => {

@@ -23,7 +23,7 @@ use crate::push::{
 };
 use crate::random_ids::IdSource;
 use crate::reservation::Completion;
-use crate::staging::{Source, Stage, Staging};
+use crate::staging::{Source, Staging};
 use crate::tensor::TensorSpec;
 
 const SLAB: u64 = 4096;
@@ -189,22 +189,8 @@ impl Rig {
             }
             PushAction::Stage => {
                 record.room_seen = self.state.room_count();
-                let Bytes::Source(source) = std::mem::replace(&mut record.bytes, Bytes::Gone)
-                else {
-                    panic!("staged twice")
-                };
-                let end = match self.staging.stage(source, record.turn.take()) {
-                    Ok(Stage::Ready(staged)) => {
-                        record.bytes = Bytes::Staged(staged);
-                        StageEnd::Ready
-                    }
-                    Ok(Stage::Later(source, turn)) => {
-                        record.bytes = Bytes::Source(source);
-                        record.turn = Some(turn);
-                        StageEnd::Later
-                    }
-                    Err(error) => panic!("{error}"),
-                };
+                let end = record.stage(&self.staging);
+                assert_ne!(end, StageEnd::Failed);
                 machine.handle_staged(end);
             }
             PushAction::Write { .. } => {
