@@ -9,7 +9,11 @@ use crate::workspace::Metadata;
 const LAYERS: &[(&str, &[&str])] = &[
     ("slab-core", &[]),
     ("slab-memory", &["slab-core"]),
-    ("mooncake-transport", &["slab-core", "slab-memory"]),
+    ("mooncake-sys", &[]),
+    (
+        "mooncake-transport",
+        &["slab-core", "slab-memory", "mooncake-sys"],
+    ),
     (
         "ec-connector",
         &["slab-core", "slab-memory", "mooncake-transport"],
