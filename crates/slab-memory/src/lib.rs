@@ -4,6 +4,7 @@
 //! length, kind, the address peers name on the wire, and a host pointer where there is one.
 //! [`Bounce`] is how an engine moves bytes in and out of memory that the host cannot address.
 //! `HostSlab` (feature `std`) is host memory: one anonymous mapping, faulted in at once.
+//! [`ForeignMemory`] is host memory that somebody else owns.
 //!
 //! Invariants: the bytes of a `Memory` are never behind a Rust reference, so the kernel, a device
 //! or another thread may change them at any time; and they stay mapped until the last `Arc` goes.
@@ -22,6 +23,7 @@
 extern crate alloc;
 
 mod bounce;
+mod foreign;
 #[cfg(feature = "std")]
 mod host;
 #[cfg(feature = "std")]
@@ -31,6 +33,7 @@ mod memory;
 mod words;
 
 pub use bounce::{BlockingBounce, Bounce, BounceDirection};
+pub use foreign::ForeignMemory;
 #[cfg(feature = "std")]
 pub use host::{HostSlab, SlabError};
 #[cfg(feature = "std")]

@@ -138,7 +138,6 @@ pub fn checked_len(range: &Range<u64>, memory_len: u64) -> Result<u64, CopyError
 }
 
 /// Checks that `len` bytes from `offset` lie inside `memory_len` bytes.
-#[cfg(any(test, feature = "std"))]
 pub(crate) fn check_range(offset: u64, len: u64, memory_len: u64) -> Result<(), CopyError> {
     match offset.checked_add(len) {
         Some(end) if end <= memory_len => Ok(()),
