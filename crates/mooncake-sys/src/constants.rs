@@ -15,19 +15,19 @@ pub const OPCODE_READ: c_int = 0;
 /// Moves bytes from the source to the target.
 pub const OPCODE_WRITE: c_int = 1;
 
-/// State of a task: submitted.
+/// State of a task: submitted (`STATUS_WAITING`).
 pub const STATE_WAITING: c_int = 0;
-/// State of a task: under way.
+/// State of a task: under way (`STATUS_PENDING`).
 pub const STATE_PENDING: c_int = 1;
-/// State of a task: it was no valid request.
+/// State of a task: it was no valid request (`STATUS_INVALID`).
 pub const STATE_INVALID: c_int = 2;
-/// State of a task: cancelled.
+/// State of a task: cancelled (`STATUS_CANCELED`).
 pub const STATE_CANCELLED: c_int = 3;
-/// State of a task: done.
+/// State of a task: done (`STATUS_COMPLETED`).
 pub const STATE_COMPLETED: c_int = 4;
-/// State of a task: late. It may still be under way.
+/// State of a task: late (`STATUS_TIMEOUT`). It may still be under way.
 pub const STATE_TIMEOUT: c_int = 5;
-/// State of a task: failed.
+/// State of a task: failed (`STATUS_FAILED`).
 pub const STATE_FAILED: c_int = 6;
 
 /// Success of any call that returns an `int`.

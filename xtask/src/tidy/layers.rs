@@ -18,11 +18,14 @@ const LAYERS: &[(&str, &[&str])] = &[
         "ec-connector",
         &["slab-core", "slab-memory", "mooncake-transport"],
     ),
-    // Unpublished: oracles, models and this program.
+    // Unpublished: the C interface over the native engine, oracles, models and this program.
+    (
+        "mooncake-capi",
+        &["slab-memory", "mooncake-sys", "mooncake-transport"],
+    ),
     ("slab-model", &["slab-core"]),
     ("slab-bench", &["slab-core"]),
     ("slab-loom", &["slab-core"]),
-    ("slab-bench", &["slab-core"]),
     ("xtask", &[]),
 ];
 

@@ -41,7 +41,9 @@ impl Peer {
     pub(crate) fn start_with(variables: &[(&str, &str)]) -> Self {
         let python = std::env::var_os("EC_FIXTURE_PYTHON")
             .expect("EC_FIXTURE_PYTHON is not set: run this test with `cargo xtask test`");
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peer/peer.py");
+        // Tests of other crates use this file too.
+        let script =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../mooncake-transport/tests/peer/peer.py");
         let mut child = Command::new(python)
             .arg(script)
             .env("MC_TCP_BIND_ADDRESS", "127.0.0.1")
