@@ -72,12 +72,12 @@ impl Fixture {
 
     /// A wheel that does not load is a broken fixture, not a failing test.
     fn check_wheel(&self) -> Result<()> {
-        let stamp = Stamp::new(&self.dir, "wheel", "imports".to_owned());
+        let stamp = Stamp::new(&self.dir, "wheel", "imports with zmq".to_owned());
         if stamp.is_current() {
             return Ok(());
         }
         let mut command = Command::new(self.launcher());
-        run(command.args(["-c", "import mooncake.engine, numpy, safetensors"]))
+        run(command.args(["-c", "import mooncake.engine, numpy, safetensors, zmq"]))
             .context("the Mooncake wheel does not load")?;
         stamp.set()
     }

@@ -3,16 +3,13 @@
 //! Every wait has a deadline, and a peer is killed when its handle is dropped.
 #![allow(dead_code, reason = "every test target uses its own part")]
 
-use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+mod process;
+
+use std::ffi::OsStr;
 
 use serde_json::{Value, json};
 
-/// No single command takes a tenth of this on a loaded machine.
-const ANSWER_LIMIT: Duration = Duration::from_secs(120);
+use process::Process;
 
 /// Memory of the peer process.
 #[derive(Clone, Copy, Debug)]
@@ -25,9 +22,7 @@ pub(crate) struct Memory {
 
 /// A real engine in a process of its own.
 pub(crate) struct Peer {
-    child: Child,
-    input: ChildStdin,
-    answers: Receiver<String>,
+    process: Process,
     session: String,
 }
 
@@ -39,34 +34,11 @@ impl Peer {
 
     /// Starts an engine with environment variables of its own.
     pub(crate) fn start_with(variables: &[(&str, &str)]) -> Self {
-        let python = std::env::var_os("EC_FIXTURE_PYTHON")
-            .expect("EC_FIXTURE_PYTHON is not set: run this test with `cargo xtask test`");
-        // Tests of other crates use this file too.
-        let script =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../mooncake-transport/tests/peer/peer.py");
-        let mut child = Command::new(python)
-            .arg(script)
-            .env("MC_TCP_BIND_ADDRESS", "127.0.0.1")
-            .env("MC_FORCE_TCP", "1")
-            .envs(variables.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the peer process does not start");
-        let input = child.stdin.take().expect("standard input is piped");
-        let output = child.stdout.take().expect("standard output is piped");
-        let (sender, answers) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    return;
-                }
-            }
-        });
+        let variables = variables
+            .iter()
+            .map(|(name, value)| (*name, OsStr::new(*value)));
         let mut peer = Self {
-            child,
-            input,
-            answers,
+            process: Process::start("peer.py", variables),
             session: String::new(),
         };
         let started = peer.call(json!({"do": "start"}));
@@ -85,24 +57,12 @@ impl Peer {
 
     /// Sends a command and returns the answer.
     pub(crate) fn call(&mut self, command: Value) -> Value {
-        self.try_call(&command)
-            .unwrap_or_else(|why| panic!("{command}: {why}"))
+        self.process.call(command)
     }
 
     /// Like `call`; an error where the process is gone or answers with one.
     pub(crate) fn try_call(&mut self, command: &Value) -> Result<Value, String> {
-        writeln!(self.input, "{command}").map_err(|error| error.to_string())?;
-        match self.answers.recv_timeout(ANSWER_LIMIT) {
-            Ok(line) => {
-                let answer: Value = serde_json::from_str(&line).map_err(|e| e.to_string())?;
-                match answer.get("error") {
-                    Some(error) => Err(error.to_string()),
-                    None => Ok(answer),
-                }
-            }
-            Err(RecvTimeoutError::Timeout) => Err("no answer in time".to_owned()),
-            Err(RecvTimeoutError::Disconnected) => Err("the peer process has ended".to_owned()),
-        }
+        self.process.try_call(command)
     }
 
     /// Memory of `len` bytes, filled from `seed`, not registered.
@@ -171,23 +131,15 @@ impl Peer {
 
     /// The process id.
     pub(crate) fn id(&self) -> u32 {
-        self.child.id()
+        self.process.id()
     }
 
     /// Ends the process at once, as a crash would.
     pub(crate) fn kill(&mut self) {
-        // It may have ended by itself, which is what is wanted.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill();
     }
 }
 
 fn code(answer: &Value) -> i64 {
     answer["code"].as_i64().expect("a code")
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        self.kill();
-    }
 }
