@@ -11,6 +11,7 @@
 //!
 //! # Features
 //! - `tcp` (default): the native engine over TCP. Linux.
+//! - `pipe`: the point-to-point tensor pipe over ZeroMQ and an engine. Builds libzmq, with a C++ compiler.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 // Each public type says whether it may grow.
@@ -21,6 +22,8 @@
 mod batch;
 mod engine;
 mod error;
+#[cfg(feature = "pipe")]
+pub mod pipe;
 mod registration;
 mod segment;
 #[cfg(feature = "tcp")]

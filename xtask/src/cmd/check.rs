@@ -23,6 +23,13 @@ const FEATURE_SETS: &[&[&str]] = &[
         "--features",
         "tcp",
     ],
+    &[
+        "mooncake-transport",
+        "--no-default-features",
+        "--features",
+        "pipe",
+    ],
+    &["mooncake-transport", "--all-features"],
 ];
 
 impl Args {
@@ -35,6 +42,7 @@ impl Args {
             runner.run(runner.cargo(&clippy).arg("-p").args(*features).args(lints))?;
         }
         let mut doc = runner.cargo(&["doc", "--locked", "--quiet", "--workspace", "--no-deps"]);
+        doc.arg("--all-features");
         runner.run(doc.env("RUSTDOCFLAGS", "-D warnings"))
     }
 }

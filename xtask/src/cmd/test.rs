@@ -138,7 +138,9 @@ impl Args {
         runner: &Runner,
         metadata: &Metadata,
     ) -> Result<(Vec<Binary>, BTreeMap<String, PathBuf>)> {
+        // Every feature has tests; what the crates are without them is `check`'s matter.
         let mut command = runner.cargo(&["test", "--locked", "--workspace", "--no-run"]);
+        command.arg("--all-features");
         println!("+ {}", display(&command));
         if runner.is_dry_run() {
             return Ok(Default::default());
@@ -253,7 +255,7 @@ impl Args {
         let arguments = ["test", "--locked", "--workspace", "--doc", "--no-fail-fast"];
         let mut command = runner.cargo(&arguments);
         command
-            .args(["--color", "never"])
+            .args(["--all-features", "--color", "never"])
             .envs(fixture.environment());
         let captured = capture(
             &mut command,
