@@ -69,6 +69,12 @@ pub enum Error {
         /// The limit.
         timelines_max: u32,
     },
+    /// The store has no room for more marks of fences that are not reached yet. Only inline stores have that
+    /// bound.
+    TooManyFences {
+        /// The limit.
+        fences_max: u32,
+    },
     /// The pool has as many residents as it was configured for, and each of them is leased.
     TooManyResidents {
         /// The limit.
@@ -115,6 +121,10 @@ impl fmt::Display for Error {
             Self::TooManyTimelines { timelines_max } => {
                 write!(f, "the pool has its limit of {timelines_max} timelines")
             }
+            Self::TooManyFences { fences_max } => write!(
+                f,
+                "the pool remembers its limit of {fences_max} fences; release again once some are reached"
+            ),
             Self::TooManyResidents { residents_max } => write!(
                 f,
                 "the pool has its limit of {residents_max} residents, all leased"

@@ -3,10 +3,8 @@
 //! A timeline is anything that completes work in order and can say how far it has come: a CUDA stream,
 //! an engine's batch counter. It is a number that only grows. Nothing here knows what the number means.
 
-#[cfg(feature = "alloc")]
 mod wait;
 
-#[cfg(feature = "alloc")]
 pub(crate) use wait::{Marks, Standing, Timelines};
 
 use crate::id::PoolId;

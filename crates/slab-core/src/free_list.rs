@@ -14,12 +14,21 @@ mod map;
 mod nodes;
 mod treap;
 
+#[cfg(feature = "alloc")]
+use alloc::{vec, vec::Vec};
+use core::fmt;
+
 use crate::error::{Error, Refused};
 use crate::id::PoolId;
 use crate::placement::Placement;
 use crate::region::{Allocation, Region};
+#[cfg(feature = "alloc")]
+use crate::store::Heap;
+use crate::store::{Inline, Store};
+use bins::Bins;
 use index::Index;
-use nodes::{NONE, Nodes, RUNS_MAX};
+use nodes::{FIRST, NONE, Nodes};
+use treap::Treap;
 
 pub(crate) use nodes::Tag;
 
@@ -53,34 +62,60 @@ impl FreeListConfig {
             runs_reserved: 64,
         }
     }
+
+    /// Granules of the slab, at least one.
+    const fn granules(&self) -> Result<u64, Error> {
+        if !self.alignment.is_power_of_two() {
+            return Err(Error::InvalidAlignment {
+                alignment: self.alignment,
+            });
+        }
+        match self.capacity >> self.alignment.trailing_zeros() {
+            0 => Err(Error::CapacityTooSmall {
+                capacity: self.capacity,
+                alignment: self.alignment,
+            }),
+            len => Ok(len),
+        }
+    }
 }
 
-/// Carves regions of any size from a slab and takes them back, touching no memory but its own map.
-///
-/// ```
-/// use slab_core::{FreeList, FreeListConfig, PoolId};
-///
-/// # fn main() -> Result<(), slab_core::Error> {
-/// let mut list = FreeList::new(FreeListConfig::new(PoolId::from_raw(1), 1 << 20))?;
-/// let a = list.allocate(1000)?;
-/// assert_eq!((a.offset(), a.len(), a.region().len()), (0, 1000, 1024));
-/// list.free(a).expect("a token of this list");
-/// assert_eq!(list.largest_free(), 1 << 20);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug)]
-pub struct FreeList {
-    id: PoolId,
-    capacity: u64,
-    /// Binary logarithm of the alignment.
-    shift: u32,
-    placement: Placement,
-    nodes: Nodes,
-    index: Index,
-    /// Granules by the tag of their run, but none for [`Tag::Caller`], which has the rest.
-    granules: [u64; Tag::COUNT],
+// The type is written once for both cases of the default store, which exists only with the feature.
+macro_rules! define_free_list {
+    ($($default:tt)*) => {
+        /// Carves regions of any size from a slab and takes them back, touching no memory but its own map.
+        ///
+        #[cfg_attr(feature = "alloc", doc = "```")]
+        #[cfg_attr(not(feature = "alloc"), doc = "```ignore")]
+        /// use slab_core::{FreeList, FreeListConfig, PoolId};
+        ///
+        /// # fn main() -> Result<(), slab_core::Error> {
+        /// let mut list = FreeList::new(FreeListConfig::new(PoolId::from_raw(1), 1 << 20))?;
+        /// let a = list.allocate(1000)?;
+        /// assert_eq!((a.offset(), a.len(), a.region().len()), (0, 1000, 1024));
+        /// list.free(a).expect("a token of this list");
+        /// assert_eq!(list.largest_free(), 1 << 20);
+        /// # Ok(())
+        /// # }
+        /// ```
+        pub struct FreeList<St: Store $($default)*> {
+            id: PoolId,
+            capacity: u64,
+            /// Binary logarithm of the alignment.
+            shift: u32,
+            placement: Placement,
+            nodes: Nodes<St>,
+            index: Index<St>,
+            /// Granules by the tag of their run, but none for [`Tag::Caller`], which has the rest.
+            granules: [u64; Tag::COUNT],
+        }
+    };
 }
+
+#[cfg(feature = "alloc")]
+define_free_list!(= Heap);
+#[cfg(not(feature = "alloc"))]
+define_free_list!();
 
 /// One run of the map of a [`FreeList`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,45 +127,97 @@ pub struct FreeRun {
     pub is_free: bool,
 }
 
-impl FreeList {
+#[cfg(feature = "alloc")]
+impl FreeList<Heap> {
     /// Makes the list of a slab that is entirely free.
     ///
     /// # Errors
     /// [`Error::InvalidAlignment`] if the alignment is not a power of two;
     /// [`Error::CapacityTooSmall`] if not one granule fits.
     pub fn new(config: FreeListConfig) -> Result<Self, Error> {
-        let FreeListConfig {
-            id,
-            capacity,
-            alignment,
-            placement,
-            runs_reserved,
-        } = config;
-        if !alignment.is_power_of_two() {
-            return Err(Error::InvalidAlignment { alignment });
+        fn with_room<T, const N: usize>(values: [T; N], room: usize) -> Vec<T> {
+            let mut array = Vec::with_capacity(room.max(N));
+            array.extend(values);
+            array
         }
-        let shift = alignment.trailing_zeros();
-        let len = capacity >> shift;
-        if len == 0 {
-            return Err(Error::CapacityTooSmall {
-                capacity,
-                alignment,
-            });
-        }
-        let mut nodes = Nodes::new(len, runs_reserved);
-        let mut index = Index::new(placement, len, runs_reserved);
-        index.insert(&mut nodes, Nodes::FIRST);
+        let len = config.granules()?;
+        // One node more than the map needs, since one is kept spare.
+        let slots = config.runs_reserved.saturating_add(3);
+        let (nodes, down, free) = nodes::initial(len);
+        let nodes = Nodes::new(
+            with_room(nodes, slots),
+            with_room(down, slots),
+            with_room(free, slots / 8 + 1),
+        );
+        let index = match config.placement {
+            Placement::BestFit => {
+                let mut heads = vec![NONE; bins::class_of(len) + 1];
+                heads[bins::class_of(len)] = FIRST;
+                Index::BestFit(Bins::new(heads, len))
+            }
+            Placement::FirstFit => {
+                Index::FirstFit(Treap::new(with_room(treap::initial(len), slots)))
+            }
+        };
+        Ok(Self::assemble(&config, len, nodes, index))
+    }
+}
+
+impl<const SLOTS: usize, const CLASSES: usize> FreeList<Inline<SLOTS, CLASSES>> {
+    /// Makes the list of a slab that is entirely free, without a heap. `runs_reserved` has no meaning here.
+    ///
+    /// # Panics
+    /// If the alignment is not a power of two, not one granule fits, or the capacity needs more size classes
+    /// than the store has. In a `const` or `static` that is a compile error.
+    #[must_use]
+    pub const fn new_inline(config: FreeListConfig) -> Self {
+        const { Inline::<SLOTS, CLASSES>::IS_VALID };
+        let len = match config.granules() {
+            Ok(len) => len,
+            Err(Error::InvalidAlignment { .. }) => panic!("the alignment is no power of two"),
+            Err(_) => panic!("the capacity holds no granule"),
+        };
+        let (nodes, down, free) = nodes::initial(len);
+        let nodes = Nodes::new(
+            heapless::Vec::from_array(nodes),
+            heapless::Vec::from_array(down),
+            heapless::Vec::from_array(free),
+        );
+        let index = match config.placement {
+            Placement::BestFit => {
+                let class = bins::class_of(len);
+                assert!(class < CLASSES, "the capacity needs more size classes");
+                let mut heads = [NONE; CLASSES];
+                heads[class] = FIRST;
+                Index::BestFit(Bins::new(heapless::Vec::from_array(heads), len))
+            }
+            Placement::FirstFit => {
+                let extra = heapless::Vec::from_array(treap::initial(len));
+                Index::FirstFit(Treap::new(extra))
+            }
+        };
+        Self::assemble(&config, len, nodes, index)
+    }
+}
+
+impl<St: Store> FreeList<St> {
+    const fn assemble(
+        config: &FreeListConfig,
+        len: u64,
+        nodes: Nodes<St>,
+        index: Index<St>,
+    ) -> Self {
         let mut granules = [0; Tag::COUNT];
         granules[Tag::Free as usize] = len;
-        Ok(Self {
-            id,
-            capacity,
-            shift,
-            placement,
+        Self {
+            id: config.id,
+            capacity: config.capacity,
+            shift: config.alignment.trailing_zeros(),
+            placement: config.placement,
             nodes,
             index,
             granules,
-        })
+        }
     }
 
     /// Takes a region of at least `len` bytes, aligned, from the low end of a free run.
@@ -171,7 +258,7 @@ impl FreeList {
                 usable: self.usable(),
             }
         } else if need <= self.largest() {
-            Error::TooManyRuns { runs_max: RUNS_MAX }
+            self.too_many_runs()
         } else {
             Error::Exhausted {
                 requested: len,
@@ -270,5 +357,17 @@ impl FreeList {
             region: self.region(slot),
             is_free: self.nodes.is_free(slot),
         })
+    }
+}
+
+impl<St: Store> fmt::Debug for FreeList<St> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FreeList")
+            .field("id", &self.id)
+            .field("placement", &self.placement)
+            .field("usable", &self.usable())
+            .field("free", &self.free_bytes())
+            .field("runs", &self.run_count())
+            .finish_non_exhaustive()
     }
 }

@@ -37,23 +37,17 @@ extern crate std;
 
 mod descriptor;
 mod error;
+mod evict;
 mod fence;
+mod free_list;
+mod heap;
 mod id;
 mod placement;
-mod region;
-
-#[cfg(feature = "alloc")]
-mod evict;
-#[cfg(feature = "alloc")]
-mod free_list;
-#[cfg(feature = "alloc")]
-mod heap;
-#[cfg(feature = "alloc")]
 mod pool;
-#[cfg(feature = "alloc")]
+mod region;
 mod resident;
-#[cfg(feature = "alloc")]
 mod slots;
+mod store;
 
 #[cfg(feature = "std")]
 mod shared;
@@ -69,21 +63,17 @@ pub use descriptor::{BlockRun, Blocks, CopySpan, DescriptorError, runs};
 #[cfg(feature = "alloc")]
 pub use descriptor::{CopyList, CopyListPool};
 pub use error::{Error, Refused};
+pub use evict::{Credit, CreditRank, Evict, Lru, LruRank};
 pub use fence::{Fence, TimelineId};
+pub use free_list::{FreeList, FreeListConfig, FreeRun};
 pub use id::PoolId;
 pub use placement::Placement;
-pub use region::Region;
-
-#[cfg(feature = "alloc")]
-pub use evict::{Credit, Evict, Lru};
-#[cfg(feature = "alloc")]
-pub use free_list::{FreeList, FreeListConfig, FreeRun};
-#[cfg(feature = "alloc")]
 pub use pool::{Claim, Pool, PoolConfig, PoolStats, Reserve, RunState, RunView, SizeClassStats};
+pub use region::{Allocation, Region};
+pub use resident::{Lease, Reclaimed, ReclaimedKeys};
 #[cfg(feature = "alloc")]
-pub use region::Allocation;
-#[cfg(feature = "alloc")]
-pub use resident::{Lease, Reclaimed};
+pub use store::Heap;
+pub use store::{Inline, Store};
 
 #[cfg(feature = "std")]
 pub use shared::{AllocationGuard, LeaseGuard, SharedPool};

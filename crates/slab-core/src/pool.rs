@@ -20,15 +20,19 @@ mod stats;
 mod view;
 
 use core::borrow::Borrow;
+use core::fmt;
 use core::hash::{BuildHasher, Hash};
 
 use crate::error::{Error, Refused};
 use crate::evict::{Credit, Evict};
 use crate::fence::{Fence, Marks, Standing, TimelineId, Timelines};
-use crate::free_list::{FreeList, FreeListConfig, Tag};
+use crate::free_list::{FreeList, Tag};
 use crate::region::Allocation;
-use crate::resident::{Entry, Lease, Reclaimed, Residents};
+use crate::resident::{Entry, Lease, Ranks, RanksMut, Reclaimed, Residents};
 use crate::slots::{NIL, Slots};
+#[cfg(feature = "alloc")]
+use crate::store::Heap;
+use crate::store::{Index, Inline, Store};
 use stats::SizeClasses;
 
 pub use claim::Claim;
@@ -39,16 +43,17 @@ pub use stats::{PoolStats, RunState, RunView, SizeClassStats};
 /// Keys that left and are remembered by the default policy at most: half a MiB.
 const GHOSTS_MAX: u32 = 65_536;
 
-// The type is written once for both cases of the default hasher: a default that names a type of `std`
-// exists only with the feature.
+// The type is written once for all cases of its defaults: one that names a type of `std` or of `alloc` exists
+// only with the feature.
 macro_rules! define_pool {
-    ($($default:tt)*) => {
+    ([$($hasher:tt)*] [$($store:tt)*] [$($policy:tt)*]) => {
         /// Memory for keyed content: regions on request, residents with leases, reuse gated by fences.
         ///
         /// All methods take `&mut self` and return at once; `SharedPool` puts a
         /// lock around it. Content is published under a key of type `K` with metadata `M` (whatever the
         /// bytes must agree with, such as shape and element type), and stays resident until its bytes
-        /// are needed for a reserve and nobody leases it.
+        /// are needed for a reserve and nobody leases it. `S` hashes the keys, `St` says where the pool keeps
+        /// its map, `E` which residents give way.
         ///
         #[cfg_attr(feature = "std", doc = "```")]
         #[cfg_attr(not(feature = "std"), doc = "```ignore")]
@@ -64,16 +69,17 @@ macro_rules! define_pool {
         /// # Ok(())
         /// # }
         /// ```
-        #[derive(Debug)]
-        pub struct Pool<K, M, S $($default)*, E = Credit> {
-            list: FreeList,
-            residents: Residents<K, M, S>,
+        pub struct Pool<K, M, S $($hasher)*, St: Store $($store)*, E: Evict $($policy)*> {
+            list: FreeList<St>,
+            residents: Residents<K, M, S, E::Rank, St>,
             residents_max: u32,
             order: E,
-            timelines: Timelines,
-            claims: Slots<claim::Record>,
+            timelines: Timelines<St>,
+            claims: Slots<claim::Record, St>,
             claims_max: u32,
             leases: u64,
+            /// Bytes of residents without leases.
+            idle: u64,
             /// Granules of the smallest request refused since something last became free or evictable.
             refused_min: u64,
             classes: SizeClasses,
@@ -83,9 +89,11 @@ macro_rules! define_pool {
 }
 
 #[cfg(feature = "std")]
-define_pool!(= std::hash::RandomState);
-#[cfg(not(feature = "std"))]
-define_pool!();
+define_pool!([= std::hash::RandomState] [= Heap] [= Credit<St>]);
+#[cfg(all(feature = "alloc", not(feature = "std")))]
+define_pool!([] [= Heap] [= Credit<St>]);
+#[cfg(not(feature = "alloc"))]
+define_pool!([] [] [= Credit<St>]);
 
 #[cfg(feature = "std")]
 impl<K: Eq + Hash, M> Pool<K, M, std::hash::RandomState> {
@@ -98,7 +106,8 @@ impl<K: Eq + Hash, M> Pool<K, M, std::hash::RandomState> {
     }
 }
 
-impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
+#[cfg(feature = "alloc")]
+impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S, Heap> {
     /// Makes a pool of a slab that is entirely free. Where keys come from a network, `hasher` must be
     /// one that a peer cannot provoke collisions in.
     ///
@@ -106,42 +115,92 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S> {
     /// [`Error::InvalidAlignment`] if the alignment is not a power of two;
     /// [`Error::CapacityTooSmall`] if not one granule fits.
     pub fn with_hasher(config: PoolConfig, hasher: S) -> Result<Self, Error> {
-        let reserved = config.residents_reserved.min(config.residents_max as usize);
-        let policy = Credit::new(reserved, config.residents_max.min(GHOSTS_MAX));
+        let policy = Credit::new(config.residents_max.min(GHOSTS_MAX));
         Self::with_policy(config, hasher, policy)
     }
 }
 
-impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
+#[cfg(feature = "alloc")]
+impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, Heap, E> {
     /// Makes a pool of a slab that is entirely free, with an eviction policy of the caller's choice, which
     /// has seen no entry yet. Otherwise as [`with_hasher`](Pool::with_hasher).
     ///
     /// # Errors
     /// As [`with_hasher`](Pool::with_hasher).
     pub fn with_policy(config: PoolConfig, hasher: S, policy: E) -> Result<Self, Error> {
-        let list = FreeList::new(FreeListConfig {
-            id: config.id,
-            capacity: config.capacity,
-            alignment: config.alignment,
-            placement: config.placement,
-            runs_reserved: config.runs_reserved,
-        })?;
+        let list = FreeList::new(config.list())?;
         let reserved = config.residents_reserved.min(config.residents_max as usize);
-        Ok(Self {
+        let residents = Residents::new(
+            hasher,
+            Slots::new(alloc::vec::Vec::with_capacity(reserved)),
+            hashbrown::HashTable::with_capacity(reserved),
+            config.reclaimed_max,
+        );
+        Ok(Self::assemble(&config, list, residents, policy))
+    }
+}
+
+impl<K, M, S, const SLOTS: usize, const CLASSES: usize> Pool<K, M, S, Inline<SLOTS, CLASSES>> {
+    /// Makes a pool of a slab that is entirely free, without a heap. Each bound of the configuration is lowered
+    /// to the store's; what it says about room made at once has no meaning here.
+    ///
+    /// # Panics
+    /// If the alignment is not a power of two, not one granule fits, or the capacity needs more size classes
+    /// than the store has. In a `const` or `static` that is a compile error.
+    #[must_use]
+    pub const fn new_inline(config: PoolConfig, hasher: S) -> Self {
+        Self::new_inline_with_policy(config, hasher, Credit::new_inline())
+    }
+}
+
+impl<K, M, S, E: Evict, const SLOTS: usize, const CLASSES: usize>
+    Pool<K, M, S, Inline<SLOTS, CLASSES>, E>
+{
+    /// As [`new_inline`](Pool::new_inline), with an eviction policy of the caller's choice, which has seen no
+    /// entry yet.
+    ///
+    /// # Panics
+    /// As [`new_inline`](Pool::new_inline).
+    #[must_use]
+    pub const fn new_inline_with_policy(config: PoolConfig, hasher: S, policy: E) -> Self {
+        let list = FreeList::new_inline(config.list());
+        let residents = Residents::new(hasher, Slots::EMPTY, Index::EMPTY, config.reclaimed_max);
+        Self::assemble(&config, list, residents, policy)
+    }
+}
+
+impl<K, M, S, St: Store, E: Evict> Pool<K, M, S, St, E> {
+    const fn assemble(
+        config: &PoolConfig,
+        list: FreeList<St>,
+        residents: Residents<K, M, S, E::Rank, St>,
+        policy: E,
+    ) -> Self {
+        const fn at_most<St: Store>(bound: u32) -> u32 {
+            if bound < St::SLOTS_MAX {
+                bound
+            } else {
+                St::SLOTS_MAX
+            }
+        }
+        Self {
+            timelines: Timelines::new(list.id(), config.timelines_max),
             list,
-            residents: Residents::new(hasher, reserved, config.reclaimed_max),
-            residents_max: config.residents_max,
+            residents,
+            residents_max: at_most::<St>(config.residents_max),
             order: policy,
-            timelines: Timelines::new(config.id, config.timelines_max),
-            claims: Slots::with_capacity(0),
-            claims_max: config.claims_max,
+            claims: Slots::EMPTY,
+            claims_max: at_most::<St>(config.claims_max),
             leases: 0,
+            idle: 0,
             refused_min: u64::MAX,
             classes: SizeClasses::new(),
             too_large: 0,
-        })
+        }
     }
+}
 
+impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> {
     /// Makes the bytes of an allocation the resident of `key`, leased to the caller.
     ///
     /// If the key is resident with equal metadata and length, that resident stays, the new bytes are free
@@ -170,7 +229,8 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
                 cause,
             });
         }
-        let previous = self.residents.find(&key);
+        let hash = self.residents.hash_of(&key);
+        let previous = self.residents.find_hashed(hash, &key);
         if let Some(entry) = previous {
             let resident = &self.residents.entries[entry];
             if resident.meta == meta && resident.len == allocation.len() {
@@ -193,28 +253,27 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
         if let Some(entry) = previous {
             self.displace(entry);
         }
-        let (slot, region, len) = (allocation.slot(), allocation.region(), allocation.len());
-        let (entry, hash) = self.residents.insert(Entry {
+        let (slot, offset, len) = (allocation.slot(), allocation.offset(), allocation.len());
+        // The policy is asked first, so that the entry is written once.
+        let entry = self.residents.entries.next_index();
+        let rank = self.order.on_insert(entry, hash, len);
+        self.residents.insert(Entry {
             key,
-            meta,
-            run: slot,
-            region,
+            hash,
+            offset,
             len,
+            rank,
             leases: 1,
-            current: true,
+            run: slot,
             marks: Marks::NONE,
+            current: true,
+            meta,
         });
-        self.order.on_insert(entry, hash, len);
         if slot != NIL {
-            self.list.retag(slot, Tag::Leased, entry);
+            self.list.retag(slot, Tag::Resident, entry);
         }
         self.leases += 1;
-        Ok(Lease {
-            pool: self.list.id(),
-            entry,
-            region,
-            len,
-        })
+        Ok(self.lease_token(entry, offset, len))
     }
 
     /// Borrows the resident of `key`, or returns `None` if there is none. O(1) expected.
@@ -233,34 +292,41 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
     /// meanwhile, its bytes are free once every fence recorded on them is reached.
     ///
     /// # Errors
-    /// The lease, with [`Error::ForeignToken`] if another pool made it or [`Error::UnknownTimeline`] if
-    /// another pool made a fence. Nothing has changed then.
+    /// The lease, with [`Error::ForeignToken`] if another pool made it, [`Error::UnknownTimeline`] if another
+    /// pool made a fence, or [`Error::TooManyFences`] if an inline store is full of them. Nothing has changed
+    /// then.
     ///
     /// # Complexity
     /// O(fences × timelines), else O(1); O(log runs) if bytes become free.
     pub fn release(&mut self, lease: Lease, fences: &[Fence]) -> Result<(), Refused<Lease>> {
-        if let Err(cause) = self
-            .check_lease(&lease)
-            .and_then(|()| self.timelines.check_all(fences))
-        {
+        let marks_checked = |resident: &Entry<K, M, E::Rank>| {
+            if fences.is_empty() {
+                return Ok(());
+            }
+            self.timelines.check_all(&resident.marks, fences)
+        };
+        if let Err(cause) = self.leased(&lease).and_then(marks_checked) {
             return Err(Refused {
                 value: lease,
                 cause,
             });
         }
         self.leases -= 1;
-        let entry = lease.entry;
+        let entry = lease.entry();
         let resident = &mut self.residents.entries[entry];
-        resident.leases -= 1;
-        self.timelines.record(&mut resident.marks, fences);
+        if resident.leases < u32::MAX {
+            resident.leases -= 1;
+        }
+        if !fences.is_empty() {
+            self.timelines.record(&mut resident.marks, fences);
+        }
         if resident.leases > 0 {
             return Ok(());
         }
         if resident.current {
-            if resident.run != NIL {
-                self.list.retag(resident.run, Tag::Idle, entry);
-            }
-            self.order.on_idle(entry);
+            self.idle += self.list.rounded(resident.len);
+            self.order
+                .on_idle(entry, &mut RanksMut(&mut self.residents.entries));
             self.note_gain();
         } else if let Some(Entry { run, marks, .. }) = self.residents.entries.remove(entry) {
             self.let_go(run, marks);
@@ -271,8 +337,8 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
     /// Gives back bytes that were never published. They are free once `fences` are reached.
     ///
     /// # Errors
-    /// The allocation, with [`Error::ForeignToken`] or [`Error::UnknownTimeline`]. Nothing has changed
-    /// then.
+    /// The allocation, with [`Error::ForeignToken`], [`Error::UnknownTimeline`] or [`Error::TooManyFences`].
+    /// Nothing has changed then.
     ///
     /// # Complexity
     /// O(fences × timelines + log runs) amortised.
@@ -284,7 +350,7 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
         let checked = self
             .list
             .check(&allocation)
-            .and_then(|()| self.timelines.check_all(fences));
+            .and_then(|()| self.timelines.check_all(&Marks::NONE, fences));
         if let Err(cause) = checked {
             return Err(Refused {
                 value: allocation,
@@ -391,7 +457,10 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
     }
 
     /// Reports the keys evicted since the last drain that are not resident now, in no order.
-    pub fn drain_reclaimed(&mut self) -> Reclaimed<K> {
+    ///
+    /// # Complexity
+    /// O(evictions since the last drain) expected.
+    pub fn drain_reclaimed(&mut self) -> Reclaimed<K, St> {
         self.residents.drain_reclaimed()
     }
 
@@ -402,34 +471,41 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
 
     /// Evicts an idle resident. Returns the slot of the run its bytes are part of now.
     fn evict_entry(&mut self, entry: u32) -> u32 {
-        self.order.on_remove(entry);
-        self.residents.unindex(entry);
         let Some(Entry {
             key,
             run,
-            region,
             len,
             marks,
             ..
-        }) = self.residents.entries.remove(entry)
+        }) = self.unbind(entry)
         else {
             return NIL;
         };
         self.residents.remember(key);
-        self.classes.count_eviction(len, region.len());
+        self.classes.count_eviction(len, self.list.rounded(len));
         self.let_go(run, marks)
     }
 
     /// The key of a resident is about to be bound anew.
     fn displace(&mut self, entry: u32) {
-        self.residents.unindex(entry);
-        self.order.on_remove(entry);
-        if self.residents.entries[entry].leases > 0 {
-            return;
-        }
-        if let Some(Entry { run, marks, .. }) = self.residents.entries.remove(entry) {
+        if let Some(Entry { run, marks, .. }) = self.unbind(entry) {
             self.let_go(run, marks);
         }
+    }
+
+    /// Takes a resident from its key, and returns it unless leases keep it.
+    fn unbind(&mut self, entry: u32) -> Option<Entry<K, M, E::Rank>> {
+        let Entry {
+            hash, leases, len, ..
+        } = self.residents.entries[entry];
+        self.order
+            .on_remove(entry, hash, &mut RanksMut(&mut self.residents.entries));
+        self.residents.unindex(entry);
+        if leases > 0 {
+            return None;
+        }
+        self.idle -= self.list.rounded(len);
+        self.residents.entries.remove(entry)
     }
 
     /// Whether one more entry fits, after evicting the coldest if need be.
@@ -438,8 +514,7 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
             return true;
         }
         // At the bound exactly, so one less is room. With a bound of zero nothing is ever idle.
-        let coldest = self.order.coldest_first().next();
-        match coldest {
+        match self.coldest() {
             Some(entry) => {
                 self.evict_entry(entry);
                 true
@@ -448,20 +523,27 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
         }
     }
 
+    fn coldest(&self) -> Option<u32> {
+        self.order.coldest(Ranks(&self.residents.entries))
+    }
+
+    #[inline]
     fn lease(&mut self, entry: u32) -> Lease {
-        self.order.on_hit(entry);
+        self.order
+            .on_hit(entry, &mut RanksMut(&mut self.residents.entries));
         let resident = &mut self.residents.entries[entry];
-        if resident.leases == 0 && resident.run != NIL {
-            self.list.retag(resident.run, Tag::Leased, entry);
+        if resident.leases == 0 {
+            self.idle -= self.list.rounded(resident.len);
         }
-        resident.leases += 1;
+        resident.leases = resident.leases.saturating_add(1);
         self.leases += 1;
-        Lease {
-            pool: self.list.id(),
-            entry,
-            region: resident.region,
-            len: resident.len,
-        }
+        let (offset, len) = (resident.offset, resident.len);
+        self.lease_token(entry, offset, len)
+    }
+
+    #[inline]
+    fn lease_token(&self, entry: u32, offset: u64, len: u64) -> Lease {
+        Lease::new(self.list.id(), entry, offset, len, self.list.shift())
     }
 
     /// Frees the bytes of a checked allocation at once.
@@ -498,24 +580,36 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
         }
     }
 
-    fn check_lease(&self, lease: &Lease) -> Result<(), Error> {
+    /// What a lease holds.
+    #[inline]
+    fn leased(&self, lease: &Lease) -> Result<&Entry<K, M, E::Rank>, Error> {
         let pool = self.list.id();
-        if lease.pool != pool {
-            return Err(Error::ForeignToken {
-                token: lease.pool,
-                pool,
-            });
-        }
         // A lease of this pool always passes; one of a pool that was given the same id may not.
-        match self.residents.entries.get(lease.entry) {
+        match self.residents.entries.get(lease.entry()) {
             Some(resident)
-                if resident.leases > 0
-                    && resident.region == lease.region
-                    && resident.len == lease.len =>
+                if lease.pool() == pool
+                    && resident.leases > 0
+                    && resident.offset == lease.offset()
+                    && resident.len == lease.len() =>
             {
-                Ok(())
+                Ok(resident)
             }
-            _ => Err(Error::UnknownToken { pool }),
+            _ if lease.pool() == pool => Err(Error::UnknownToken { pool }),
+            _ => Err(Error::ForeignToken {
+                token: lease.pool(),
+                pool,
+            }),
         }
+    }
+}
+
+impl<K, M, S, St: Store, E: Evict> fmt::Debug for Pool<K, M, S, St, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("map", &self.list)
+            .field("residents", &self.residents.entries.len())
+            .field("leases", &self.leases)
+            .field("claims", &self.claims.len())
+            .finish_non_exhaustive()
     }
 }

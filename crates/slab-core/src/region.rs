@@ -2,7 +2,6 @@
 
 use core::fmt;
 
-#[cfg(feature = "alloc")]
 use crate::id::PoolId;
 
 /// A range of bytes in a slab. Says where, owns nothing.
@@ -22,8 +21,19 @@ impl Region {
         }
     }
 
+    /// The `len` bytes at `offset`, rounded up to granules of `1 << shift`. They lie in a slab, so their end
+    /// does not overflow.
+    pub(crate) const fn of_granules(offset: u64, len: u64, shift: u32) -> Self {
+        if len == 0 {
+            return Self::EMPTY;
+        }
+        Self {
+            offset,
+            len: (((len - 1) >> shift) + 1) << shift,
+        }
+    }
+
     /// The empty range at the start of the slab.
-    #[cfg(feature = "alloc")]
     pub(crate) const EMPTY: Self = Self { offset: 0, len: 0 };
 
     /// First byte, counted from the start of the slab.
@@ -81,7 +91,6 @@ impl fmt::Debug for Region {
 /// where that could happen.
 #[must_use = "dropping an allocation leaks its region"]
 #[derive(PartialEq, Eq)]
-#[cfg(feature = "alloc")]
 pub struct Allocation {
     pool: PoolId,
     offset: u64,
@@ -92,7 +101,6 @@ pub struct Allocation {
     place: u64,
 }
 
-#[cfg(feature = "alloc")]
 impl Allocation {
     /// `len` bytes, not zero, at `offset`, in the run at `slot` of a pool with granules of `1 << shift`.
     #[inline]
@@ -134,15 +142,7 @@ impl Allocation {
     /// of the alignment.
     #[must_use]
     pub const fn region(&self) -> Region {
-        if self.len == 0 {
-            return Region::EMPTY;
-        }
-        let shift = self.place >> 32;
-        Region {
-            offset: self.offset,
-            // Cannot overflow: the region ends at or below the capacity.
-            len: (((self.len - 1) >> shift) + 1) << shift,
-        }
+        Region::of_granules(self.offset, self.len, (self.place >> 32) as u32)
     }
 
     /// Whether zero bytes were asked for, so that nothing is owned.
@@ -160,7 +160,6 @@ impl Allocation {
     }
 }
 
-#[cfg(feature = "alloc")]
 impl fmt::Debug for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

@@ -18,11 +18,12 @@ use std::hash::RandomState;
 use std::time::Instant;
 
 use crate::error::{Error, Refused};
-use crate::evict::Evict;
+use crate::evict::{Credit, Evict};
 use crate::id::PoolId;
 use crate::pool::Pool;
 use crate::region::Allocation;
 use crate::resident::Lease;
+use crate::store::Heap;
 use crate::sync::{
     Arc, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError, thread_mark,
 };
@@ -56,13 +57,13 @@ pub use guard::{AllocationGuard, LeaseGuard};
 /// # Ok(())
 /// # }
 /// ```
-pub struct SharedPool<K, M, X = (), S = RandomState> {
-    home: Arc<Home<K, M, X, S>>,
+pub struct SharedPool<K, M, X = (), S = RandomState, E: Evict = Credit> {
+    home: Arc<Home<K, M, X, S, E>>,
 }
 
-struct Home<K, M, X, S> {
+struct Home<K, M, X, S, E: Evict> {
     id: PoolId,
-    inner: Mutex<Inner<K, M, X, S>>,
+    inner: Mutex<Inner<K, M, X, S, E>>,
     changed: Condvar,
     /// Mark of the thread that is inside the lock, 0 if none is.
     holder: AtomicUsize,
@@ -70,8 +71,8 @@ struct Home<K, M, X, S> {
     returned: Mutex<Vec<Token>>,
 }
 
-struct Inner<K, M, X, S> {
-    pool: Pool<K, M, S>,
+struct Inner<K, M, X, S, E: Evict> {
+    pool: Pool<K, M, S, Heap, E>,
     state: X,
     /// Threads in `changed`: nobody is notified in vain.
     waiters: usize,
@@ -98,14 +99,15 @@ enum GiveBack<'a> {
     Quarantine(Allocation),
 }
 
-impl<K, M, X, S> SharedPool<K, M, X, S>
+impl<K, M, X, S, E> SharedPool<K, M, X, S, E>
 where
     K: Eq + Hash,
     S: BuildHasher,
+    E: Evict,
 {
     /// Puts the lock around a pool and the state that belongs to it.
     #[must_use]
-    pub fn new(pool: Pool<K, M, S>, state: X) -> Self {
+    pub fn new(pool: Pool<K, M, S, Heap, E>, state: X) -> Self {
         let home = Home {
             id: pool.id(),
             inner: Mutex::new(Inner {
@@ -126,7 +128,7 @@ where
     ///
     /// # Panics
     /// If the calling thread is inside the lock already.
-    pub fn with<R>(&self, body: impl FnOnce(&mut Pool<K, M, S>, &mut X) -> R) -> R {
+    pub fn with<R>(&self, body: impl FnOnce(&mut Pool<K, M, S, Heap, E>, &mut X) -> R) -> R {
         let mut held = self.home.lock();
         let inner = held.inner();
         body(&mut inner.pool, &mut inner.state)
@@ -143,7 +145,7 @@ where
     pub fn wait_until<R>(
         &self,
         deadline: Option<Instant>,
-        mut body: impl FnMut(&mut Pool<K, M, S>, &mut X) -> Option<R>,
+        mut body: impl FnMut(&mut Pool<K, M, S, Heap, E>, &mut X) -> Option<R>,
     ) -> Option<R> {
         let mut held = self.home.lock();
         loop {
@@ -170,6 +172,7 @@ where
         M: Send + 'static,
         X: Send + 'static,
         S: Send + 'static,
+        E: Evict<Rank: Send> + Send + 'static,
     {
         match self.check(lease.pool()) {
             Ok(()) => Ok(LeaseGuard::new(self.home.clone(), lease)),
@@ -193,6 +196,7 @@ where
         M: Send + 'static,
         X: Send + 'static,
         S: Send + 'static,
+        E: Evict<Rank: Send> + Send + 'static,
     {
         match self.check(allocation.pool()) {
             Ok(()) => Ok(AllocationGuard::new(self.home.clone(), allocation)),
@@ -215,6 +219,7 @@ where
         M: Send + 'static,
         X: Send + 'static,
         S: Send + 'static,
+        E: Evict<Rank: Send> + Send + 'static,
     {
         let lease = self.with(|pool, _| pool.acquire(key))?;
         Some(LeaseGuard::new(self.home.clone(), lease))
@@ -243,7 +248,7 @@ where
     }
 }
 
-impl<K, M, X, S> Clone for SharedPool<K, M, X, S> {
+impl<K, M, X, S, E: Evict> Clone for SharedPool<K, M, X, S, E> {
     fn clone(&self) -> Self {
         Self {
             home: Arc::clone(&self.home),
@@ -251,7 +256,7 @@ impl<K, M, X, S> Clone for SharedPool<K, M, X, S> {
     }
 }
 
-impl<K, M, X, S> fmt::Debug for SharedPool<K, M, X, S> {
+impl<K, M, X, S, E: Evict> fmt::Debug for SharedPool<K, M, X, S, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Does not lock: a debug print under the lock must not stop the program.
         f.debug_struct("SharedPool")
@@ -260,8 +265,8 @@ impl<K, M, X, S> fmt::Debug for SharedPool<K, M, X, S> {
     }
 }
 
-impl<K: Eq + Hash, M, X, S: BuildHasher> Home<K, M, X, S> {
-    fn lock(&self) -> Held<'_, K, M, X, S> {
+impl<K: Eq + Hash, M, X, S: BuildHasher, E: Evict> Home<K, M, X, S, E> {
+    fn lock(&self) -> Held<'_, K, M, X, S, E> {
         assert!(
             !self.is_held_here(),
             "the pool's lock was asked for by the thread that is inside it"
@@ -281,12 +286,13 @@ impl<K: Eq + Hash, M, X, S: BuildHasher> Home<K, M, X, S> {
     }
 }
 
-impl<K, M, X, S> TakeBack for Home<K, M, X, S>
+impl<K, M, X, S, E> TakeBack for Home<K, M, X, S, E>
 where
     K: Eq + Hash + Send,
     M: Send,
     X: Send,
     S: BuildHasher + Send,
+    E: Evict<Rank: Send> + Send,
 {
     fn take_back(&self, token: Token) {
         if self.is_held_here() {
@@ -328,7 +334,7 @@ where
     }
 }
 
-impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
+impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, Heap, E> {
     /// Takes the token of a guard back. The guard checked the pool, so only a second pool with the same
     /// id could refuse; nobody is there to hand the token to, and to leak it is safe.
     fn take_back(&mut self, token: Token) {
@@ -340,14 +346,14 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
 }
 
 /// The lock, held. Leaving it takes back what was dropped inside and wakes the waiters, on unwinding too.
-struct Held<'a, K: Eq + Hash, M, X, S: BuildHasher> {
-    home: &'a Home<K, M, X, S>,
+struct Held<'a, K: Eq + Hash, M, X, S: BuildHasher, E: Evict> {
+    home: &'a Home<K, M, X, S, E>,
     /// Empty only while the thread sleeps in `wait`.
-    guard: Option<MutexGuard<'a, Inner<K, M, X, S>>>,
+    guard: Option<MutexGuard<'a, Inner<K, M, X, S, E>>>,
 }
 
-impl<K: Eq + Hash, M, X, S: BuildHasher> Held<'_, K, M, X, S> {
-    fn inner(&mut self) -> &mut Inner<K, M, X, S> {
+impl<K: Eq + Hash, M, X, S: BuildHasher, E: Evict> Held<'_, K, M, X, S, E> {
+    fn inner(&mut self) -> &mut Inner<K, M, X, S, E> {
         self.guard
             .as_deref_mut()
             .expect("the lock is held outside `wait`")
@@ -398,7 +404,7 @@ impl<K: Eq + Hash, M, X, S: BuildHasher> Held<'_, K, M, X, S> {
     }
 }
 
-impl<K: Eq + Hash, M, X, S: BuildHasher> Drop for Held<'_, K, M, X, S> {
+impl<K: Eq + Hash, M, X, S: BuildHasher, E: Evict> Drop for Held<'_, K, M, X, S, E> {
     fn drop(&mut self) {
         if self.guard.is_none() {
             return;

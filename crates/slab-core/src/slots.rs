@@ -1,44 +1,66 @@
 //! Slot array: values keep their index until removed, and freed indices are used again.
 
-use alloc::vec::Vec;
 use core::mem;
+
+use crate::store::{Array, Store};
 
 /// No index. Also the number of values a slot array can hold at most.
 pub(crate) const NIL: u32 = u32::MAX;
 
 /// Values at stable `u32` indices. Insert and remove are O(1) (growth amortised).
-#[derive(Debug)]
-pub(crate) struct Slots<T> {
-    slots: Vec<Slot<T>>,
+pub(crate) struct Slots<T, St: Store> {
+    slots: St::Array<Slot<T>>,
     vacant: u32,
     len: u32,
 }
 
-#[derive(Debug)]
-enum Slot<T> {
+pub(crate) enum Slot<T> {
     Vacant { next: u32 },
     Taken(T),
 }
 
-impl<T> Slots<T> {
-    pub(crate) fn with_capacity(capacity: usize) -> Self {
+impl<T, St: Store> Slots<T, St> {
+    pub(crate) const EMPTY: Self = Self::new(<St::Array<Slot<T>> as Array<Slot<T>>>::EMPTY);
+
+    /// Slots in an array without values.
+    pub(crate) const fn new(slots: St::Array<Slot<T>>) -> Self {
         Self {
-            slots: Vec::with_capacity(capacity),
+            slots,
             vacant: NIL,
             len: 0,
         }
     }
 
+    #[inline]
     pub(crate) const fn len(&self) -> u32 {
         self.len
     }
 
-    /// Stores `value`. The callers bound the number of values well below `NIL`.
+    /// How many more values the store can hold.
+    #[inline]
+    pub(crate) const fn room(&self) -> u32 {
+        St::SLOTS_MAX - self.len
+    }
+
+    /// The index of the next value.
+    #[inline]
+    pub(crate) fn next_index(&self) -> u32 {
+        if self.vacant == NIL {
+            self.slots.len() as u32
+        } else {
+            self.vacant
+        }
+    }
+
+    /// Stores `value`. The callers bound the number of values by what the store can hold.
+    #[inline]
     pub(crate) fn insert(&mut self, value: T) -> u32 {
         self.len += 1;
         if self.vacant == NIL {
-            self.slots.push(Slot::Taken(value));
-            return (self.slots.len() - 1) as u32;
+            let index = self.slots.len() as u32;
+            let pushed = self.slots.push(Slot::Taken(value));
+            assert!(pushed.is_ok(), "callers bound the values by the store");
+            return index;
         }
         let index = self.vacant;
         if let Slot::Vacant { next } =
@@ -50,6 +72,7 @@ impl<T> Slots<T> {
     }
 
     /// Takes the value at `index` out, or `None` if there is none.
+    #[inline]
     pub(crate) fn remove(&mut self, index: u32) -> Option<T> {
         let slot = self.slots.get_mut(index as usize)?;
         if matches!(slot, Slot::Vacant { .. }) {
@@ -64,6 +87,7 @@ impl<T> Slots<T> {
         }
     }
 
+    #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
         match self.slots.get(index as usize) {
             Some(Slot::Taken(value)) => Some(value),
@@ -71,6 +95,7 @@ impl<T> Slots<T> {
         }
     }
 
+    #[inline]
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         match self.slots.get_mut(index as usize) {
             Some(Slot::Taken(value)) => Some(value),
@@ -79,15 +104,17 @@ impl<T> Slots<T> {
     }
 }
 
-impl<T> core::ops::Index<u32> for Slots<T> {
+impl<T, St: Store> core::ops::Index<u32> for Slots<T, St> {
     type Output = T;
 
+    #[inline]
     fn index(&self, index: u32) -> &T {
         self.get(index).expect("index of a stored value")
     }
 }
 
-impl<T> core::ops::IndexMut<u32> for Slots<T> {
+impl<T, St: Store> core::ops::IndexMut<u32> for Slots<T, St> {
+    #[inline]
     fn index_mut(&mut self, index: u32) -> &mut T {
         self.get_mut(index).expect("index of a stored value")
     }
@@ -96,10 +123,10 @@ impl<T> core::ops::IndexMut<u32> for Slots<T> {
 #[cfg(test)]
 mod tests {
     use super::Slots;
+    use crate::store::{Inline, Store};
 
-    #[test]
-    fn a_freed_index_is_used_again_and_answers_none_in_between() {
-        let mut slots = Slots::with_capacity(0);
+    fn check<St: Store>() {
+        let mut slots = Slots::<char, St>::EMPTY;
         let a = slots.insert('a');
         let b = slots.insert('b');
         assert_eq!(slots.remove(a), Some('a'));
@@ -107,5 +134,12 @@ mod tests {
         assert_eq!(slots.get(a), None);
         assert_eq!(slots.insert('c'), a);
         assert_eq!((slots[a], slots[b], slots.len()), ('c', 'b', 2));
+    }
+
+    #[test]
+    fn a_freed_index_is_used_again_and_answers_none_in_between() {
+        #[cfg(feature = "alloc")]
+        check::<crate::store::Heap>();
+        check::<Inline<4>>();
     }
 }

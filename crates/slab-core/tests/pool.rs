@@ -56,7 +56,7 @@ fn reclaimed(pool: &mut TestPool) -> Vec<u32> {
     match pool.drain_reclaimed() {
         Reclaimed::Keys(mut keys) => {
             keys.sort_unstable();
-            keys
+            keys.into_iter().collect()
         }
         Reclaimed::All => panic!("the bound is far"),
     }

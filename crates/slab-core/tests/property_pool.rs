@@ -61,6 +61,21 @@ proptest! {
         harness.give_everything_back();
     }
 
+    /// The same without a heap.
+    #[test]
+    fn any_order_of_calls_keeps_every_invariant_without_a_heap(
+        placement in placements(),
+        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, 150),
+    ) {
+        let mut harness = Harness::new_inline(GRANULES, placement, |config| {
+            config.reclaimed_max = 5;
+        });
+        for op in &ops {
+            harness.apply(op);
+        }
+        harness.give_everything_back();
+    }
+
     /// The same with the other policy: the bounds of residents and of claims hold whatever the order.
     #[test]
     fn any_order_of_calls_keeps_every_invariant_with_least_recently_used(
@@ -69,7 +84,7 @@ proptest! {
     ) {
         let bounds = |config: &mut slab_core::PoolConfig| config.residents_max = 4;
         let mut harness =
-            Harness::with_policy(GRANULES, placement, bounds, Lru::with_capacity(0), true);
+            Harness::with_policy(GRANULES, placement, bounds, Lru::new(), true);
         for op in &ops {
             harness.apply(op);
         }

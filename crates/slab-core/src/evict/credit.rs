@@ -1,10 +1,14 @@
 //! Recency with credit for use and for being small: the default.
 
-use alloc::vec::Vec;
+use core::fmt;
+use core::ops::{Index, IndexMut};
 
 use super::Evict;
 use super::ghosts::Ghosts;
 use crate::slots::NIL;
+#[cfg(feature = "alloc")]
+use crate::store::Heap;
+use crate::store::{Inline, Store};
 
 /// Uses beyond this many earn no more credit, so that what was popular once is given up in the end.
 const USES_MAX: u8 = 8;
@@ -14,47 +18,57 @@ const QUEUES: usize = QUEUES_PER_USE * USES_MAX as usize + 64;
 /// The queue of an entry that is not idle.
 const NONE: u8 = u8::MAX;
 
-/// Least recently used first, with credit for every use and for being small.
-///
-/// Time is counted in idle entries: each [`on_idle`](Evict::on_idle) is one tick. An entry is due at the
-/// time it became idle plus `credit × gap / 8`, where `credit` is four a use, up to eight uses, less
-/// one for each doubling of the length; the entry that is due first is the coldest. `gap` is how long
-/// keys typically take to be used again, a running median of what the policy observes. So in a pool much
-/// smaller than that, what was used repeatedly and what is small stays until it had its chance; in a pool
-/// that outlives the gap anyway the order is close to least recently used; and until a key has come back
-/// for the first time it is exactly that.
-///
-/// Uses of keys that left the pool are remembered, boundedly (see [`Credit::new`]), so a key that comes
-/// back starts with what it had earned.
-///
-/// # Complexity
-/// Every event O(1). A step of [`coldest_first`](Evict::coldest_first) compares the heads of the queues
-/// that have members, at most 96, one for each level of credit.
-///
-/// # Source
-/// Our own; `docs/EVICTION.md` compares it with what else was tried.
-#[derive(Debug)]
-pub struct Credit {
-    entries: Vec<Entry>,
-    /// Idle entries by level of credit, each queue in the order of becoming idle.
-    queues: [Queue; QUEUES],
-    /// Bit `q`: queue `q` has members.
-    taken: u128,
-    ghosts: Ghosts,
-    /// Entries that became idle so far.
-    clock: u64,
-    gap: u64,
+// The type is written once for both cases of the default store, which exists only with the feature.
+macro_rules! define_credit {
+    ($($default:tt)*) => {
+        /// Least recently used first, with credit for every use and for being small.
+        ///
+        /// Time is counted in idle entries: each [`on_idle`](Evict::on_idle) is one tick. An entry is due at the
+        /// time it became idle plus `credit × gap / 8`, where `credit` is four a use, up to eight uses, less
+        /// one for each doubling of the length; the entry that is due first is the coldest. `gap` is how long
+        /// keys typically take to be used again, a running median of what the policy observes. So in a pool much
+        /// smaller than that, what was used repeatedly and what is small stays until it had its chance; in a pool
+        /// that outlives the gap anyway the order is close to least recently used; and until a key has come back
+        /// for the first time it is exactly that.
+        ///
+        /// Uses of keys that left the pool are remembered, boundedly (see `Credit::new` and [`Credit::new_inline`]), so a key that comes
+        /// back starts with what it had earned.
+        ///
+        /// # Complexity
+        /// Every event O(1). A step of [`coldest_first`](Evict::coldest_first) compares the heads of the queues
+        /// that have members, at most 96, one for each level of credit.
+        ///
+        /// # Source
+        /// Our own; `docs/EVICTION.md` compares it with what else was tried.
+        pub struct Credit<St: Store $($default)*> {
+            /// Idle entries by level of credit, each queue in the order of becoming idle.
+            queues: [Queue; QUEUES],
+            /// Bit `q`: queue `q` has members.
+            taken: u128,
+            ghosts: Ghosts<St>,
+            /// Entries that became idle so far.
+            clock: u64,
+            gap: u64,
+        }
+    };
 }
 
-#[derive(Clone, Copy, Debug)]
+#[cfg(feature = "alloc")]
+define_credit!(= Heap);
+#[cfg(not(feature = "alloc"))]
+define_credit!();
+
+#[derive(Clone, Copy)]
 struct Queue {
     oldest: u32,
     newest: u32,
+    /// When the oldest became idle.
+    since: u64,
 }
 
+/// What [`Credit`] keeps of an entry.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    hash: u64,
+pub struct CreditRank {
     /// When it last became idle.
     touched: u64,
     older: u32,
@@ -65,21 +79,37 @@ struct Entry {
     queue: u8,
 }
 
-impl Credit {
-    /// A policy without entries: room for `entries` of them before it grows, and a memory for `ghosts` keys
-    /// that left, of 8 bytes each, allocated at once. A [`Pool`](crate::Pool) made without a policy of
-    /// the caller's remembers as many as it may have residents, at most 65,536.
+#[cfg(feature = "alloc")]
+impl Credit<Heap> {
+    /// A policy without entries, with a memory for `ghosts` keys that left, of 8 bytes each, allocated at
+    /// once. A [`Pool`](crate::Pool) made without a policy of the caller's remembers as many as it may have
+    /// residents, at most 65,536.
     #[must_use]
-    pub fn new(entries: usize, ghosts: u32) -> Self {
+    pub fn new(ghosts: u32) -> Self {
+        Self::with(Ghosts::new(ghosts))
+    }
+}
+
+impl<const SLOTS: usize, const CLASSES: usize> Credit<Inline<SLOTS, CLASSES>> {
+    /// A policy without entries and without a heap, with a memory for as many keys that left as the store has
+    /// slots.
+    #[must_use]
+    pub const fn new_inline() -> Self {
+        Self::with(Ghosts::new_inline())
+    }
+}
+
+impl<St: Store> Credit<St> {
+    const fn with(ghosts: Ghosts<St>) -> Self {
         let empty = Queue {
             oldest: NIL,
             newest: NIL,
+            since: 0,
         };
         Self {
-            entries: Vec::with_capacity(entries),
             queues: [empty; QUEUES],
             taken: 0,
-            ghosts: Ghosts::new(ghosts),
+            ghosts,
             clock: 0,
             gap: 0,
         }
@@ -97,134 +127,161 @@ impl Credit {
         }
     }
 
-    /// When an idle entry is due, in eighths of a tick. Cannot overflow before 2^60 ticks; the gap
-    /// is below the clock.
-    fn due(&self, entry: u32) -> u64 {
-        let Entry { touched, queue, .. } = self.entries[entry as usize];
-        touched * 8 + self.gap.saturating_mul(u64::from(queue))
+    /// When an entry is due that became idle at `since` and stands in `queue`, in eighths of a tick. Cannot
+    /// overflow before 2^60 ticks; the gap is below the clock.
+    const fn due(&self, since: u64, queue: usize) -> u64 {
+        since * 8 + self.gap.saturating_mul(queue as u64)
     }
 
-    /// Takes an entry out of its queue, if it is in one.
-    fn unlink(&mut self, entry: u32) {
-        let Entry {
-            older,
-            newer,
-            queue,
-            ..
-        } = self.entries[entry as usize];
-        if queue == NONE {
+    /// Takes an idle entry out of its queue.
+    fn unlink(&mut self, entry: u32, ranks: &mut impl IndexMut<u32, Output = CreditRank>) {
+        let rank = &mut ranks[entry];
+        let (older, newer) = (rank.older, rank.newer);
+        let queue = core::mem::replace(&mut rank.queue, NONE);
+        let ends = &mut self.queues[usize::from(queue)];
+        if newer == NIL {
+            ends.newest = older;
+        } else {
+            ranks[newer].older = older;
+        }
+        if older != NIL {
+            ranks[older].newer = newer;
             return;
         }
-        let index = usize::from(queue);
-        match older {
-            NIL => self.queues[index].oldest = newer,
-            older => self.entries[older as usize].newer = newer,
-        }
-        match newer {
-            NIL => self.queues[index].newest = older,
-            newer => self.entries[newer as usize].older = older,
-        }
-        if self.queues[index].oldest == NIL {
+        ends.oldest = newer;
+        if newer == NIL {
             self.taken &= !(1 << queue);
+        } else {
+            ends.since = ranks[newer].touched;
         }
-        self.entries[entry as usize].queue = NONE;
     }
 }
 
-impl Evict for Credit {
-    fn on_insert(&mut self, entry: u32, hash: u64, len: u64) {
+impl<St: Store> Evict for Credit<St> {
+    type Rank = CreditRank;
+
+    fn on_insert(&mut self, _entry: u32, hash: u64, len: u64) -> CreditRank {
         let mut uses = 1;
         if let Some((before, touched)) = self.ghosts.take(hash) {
             uses = (before + 1).min(USES_MAX);
             self.learn(u64::from((self.clock as u32).wrapping_sub(touched)));
         }
-        let fresh = Entry {
-            hash,
+        CreditRank {
             touched: self.clock,
             older: NIL,
             newer: NIL,
             uses,
             small: len.max(1).leading_zeros() as u8,
             queue: NONE,
-        };
-        let index = entry as usize;
-        if self.entries.len() <= index {
-            self.entries.resize(index + 1, fresh);
         }
-        self.entries[index] = fresh;
     }
 
-    fn on_hit(&mut self, entry: u32) {
-        let known = &mut self.entries[entry as usize];
-        known.uses = (known.uses + 1).min(USES_MAX);
-        if known.queue != NONE {
-            let gap = self.clock - known.touched;
+    #[inline]
+    fn on_hit(&mut self, entry: u32, ranks: &mut impl IndexMut<u32, Output = CreditRank>) {
+        let rank = &mut ranks[entry];
+        rank.uses = (rank.uses + 1).min(USES_MAX);
+        if rank.queue != NONE {
+            let gap = self.clock - rank.touched;
             self.learn(gap);
-            self.unlink(entry);
+            self.unlink(entry, ranks);
         }
     }
 
-    fn on_idle(&mut self, entry: u32) {
+    #[inline]
+    fn on_idle(&mut self, entry: u32, ranks: &mut impl IndexMut<u32, Output = CreditRank>) {
         self.clock += 1;
-        let idle = &mut self.entries[entry as usize];
-        let index = QUEUES_PER_USE * usize::from(idle.uses) + usize::from(idle.small);
-        let Queue { oldest, newest } = &mut self.queues[index];
-        idle.touched = self.clock;
-        idle.older = *newest;
-        idle.newer = NIL;
-        idle.queue = index as u8;
-        let previous = core::mem::replace(newest, entry);
-        match previous {
-            NIL => *oldest = entry,
-            previous => self.entries[previous as usize].newer = entry,
+        let rank = &mut ranks[entry];
+        let index = QUEUES_PER_USE * usize::from(rank.uses) + usize::from(rank.small);
+        let ends = &mut self.queues[index];
+        let previous = core::mem::replace(&mut ends.newest, entry);
+        rank.touched = self.clock;
+        rank.older = previous;
+        rank.newer = NIL;
+        rank.queue = index as u8;
+        if self.taken & (1 << index) == 0 {
+            self.taken |= 1 << index;
+            ends.oldest = entry;
+            ends.since = self.clock;
+        } else {
+            ranks[previous].newer = entry;
         }
-        self.taken |= 1 << index;
     }
 
-    fn on_remove(&mut self, entry: u32) {
-        self.unlink(entry);
-        let Entry {
-            hash,
+    fn on_remove(
+        &mut self,
+        entry: u32,
+        hash: u64,
+        ranks: &mut impl IndexMut<u32, Output = CreditRank>,
+    ) {
+        let CreditRank {
             uses,
             touched,
+            queue,
             ..
-        } = self.entries[entry as usize];
+        } = ranks[entry];
+        if queue != NONE {
+            self.unlink(entry, ranks);
+        }
         self.ghosts
             .put(hash, uses, touched as u32, self.clock as u32);
     }
 
-    fn coldest_first(&self) -> impl Iterator<Item = u32> + '_ {
+    fn coldest_first<'a>(
+        &'a self,
+        ranks: impl Index<u32, Output = CreditRank> + 'a,
+    ) -> impl Iterator<Item = u32> + 'a {
         let mut taken = self.taken;
-        // Read only where the bit is set.
-        let mut heads = [NIL; QUEUES];
-        let mut rest = taken;
-        while rest != 0 {
-            let queue = rest.trailing_zeros() as usize;
-            heads[queue] = self.queues[queue].oldest;
-            rest &= rest - 1;
-        }
+        let mut heads = self.queues;
         core::iter::from_fn(move || {
-            let mut coldest = None;
-            let mut rest = taken;
-            while rest != 0 {
-                let queue = rest.trailing_zeros() as usize;
-                let due = self.due(heads[queue]);
-                if coldest.is_none_or(|(first, _)| due < first) {
-                    coldest = Some((due, queue));
-                }
-                rest &= rest - 1;
-            }
-            let (_, queue) = coldest?;
-            let entry = heads[queue];
-            heads[queue] = self.entries[entry as usize].newer;
-            if heads[queue] == NIL {
+            let queue = self.first_due(taken, &heads)?;
+            let head = &mut heads[queue];
+            let entry = head.oldest;
+            head.oldest = ranks[entry].newer;
+            if head.oldest == NIL {
                 taken &= !(1 << queue);
+            } else {
+                head.since = ranks[head.oldest].touched;
             }
             Some(entry)
         })
     }
 
-    fn price(&self, entry: u32, coldest: u32) -> u64 {
-        self.due(entry).saturating_sub(self.due(coldest)) + 1
+    fn coldest(&self, _: impl Index<u32, Output = CreditRank>) -> Option<u32> {
+        let queue = self.first_due(self.taken, &self.queues)?;
+        Some(self.queues[queue].oldest)
+    }
+
+    fn price(&self, entry: u32, coldest: u32, ranks: &impl Index<u32, Output = CreditRank>) -> u64 {
+        let due = |entry| {
+            let CreditRank { touched, queue, .. } = ranks[entry];
+            self.due(touched, usize::from(queue))
+        };
+        due(entry).saturating_sub(due(coldest)) + 1
+    }
+}
+
+impl<St: Store> Credit<St> {
+    /// The queue whose oldest member is due first, the lowest of equals, among those with a bit in `taken`.
+    fn first_due(&self, taken: u128, queues: &[Queue; QUEUES]) -> Option<usize> {
+        let mut first = None;
+        let mut rest = taken;
+        while rest != 0 {
+            let queue = rest.trailing_zeros() as usize;
+            let due = self.due(queues[queue].since, queue);
+            if first.is_none_or(|(earliest, _)| due < earliest) {
+                first = Some((due, queue));
+            }
+            rest &= rest - 1;
+        }
+        first.map(|(_, queue)| queue)
+    }
+}
+
+impl<St: Store> fmt::Debug for Credit<St> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credit")
+            .field("clock", &self.clock)
+            .field("gap", &self.gap)
+            .finish_non_exhaustive()
     }
 }

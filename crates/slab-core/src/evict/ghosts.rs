@@ -1,7 +1,8 @@
 //! What is remembered of keys that are not resident any more.
 
-use alloc::vec;
-use alloc::vec::Vec;
+#[cfg(feature = "alloc")]
+use crate::store::Heap;
+use crate::store::{Inline, Store};
 
 /// Places that one hash can be remembered at: half a cache line.
 const WAYS: usize = 4;
@@ -11,23 +12,33 @@ const WAYS: usize = 4;
 /// Sets of four places; in a full set the one untouched for longest is forgotten. Keys are told apart by
 /// the set and 24 more bits of their hash, so about one strange key in four million is mistaken for a
 /// remembered one, which costs a wrong rank and nothing else.
-#[derive(Debug)]
-pub(super) struct Ghosts {
+pub(super) struct Ghosts<St: Store> {
     /// From the top: 24 bits of the hash, 8 of the uses, 32 of the time of last touch. Zero if vacant: what
     /// is remembered was used.
-    places: Vec<u64>,
+    places: St::Array<u64>,
 }
 
-impl Ghosts {
-    /// Room for `keys` keys, rounded up to a power of two and at least four. Allocated at once, 8 bytes a
-    /// key, and never again.
+#[cfg(feature = "alloc")]
+impl Ghosts<Heap> {
+    /// Room for `keys` keys, rounded up to whole sets. Allocated at once, 8 bytes a key, and never again.
     pub(super) fn new(keys: u32) -> Self {
-        let places = (keys as usize).max(WAYS).next_power_of_two();
+        let places = (keys as usize).max(WAYS).next_multiple_of(WAYS);
         Self {
-            places: vec![0; places],
+            places: alloc::vec![0; places],
         }
     }
+}
 
+impl<const SLOTS: usize, const CLASSES: usize> Ghosts<Inline<SLOTS, CLASSES>> {
+    /// Room for as many keys as slots, rounded down to whole sets.
+    pub(super) const fn new_inline() -> Self {
+        Self {
+            places: heapless::Vec::from_array([0; SLOTS]),
+        }
+    }
+}
+
+impl<St: Store> Ghosts<St> {
     /// Remembers a key that was used `uses` times and last touched at `touched`. `now` is not before any
     /// time given so far.
     pub(super) fn put(&mut self, hash: u64, uses: u8, touched: u32, now: u32) {
@@ -50,15 +61,16 @@ impl Ghosts {
     }
 
     fn set(&mut self, hash: u64) -> &mut [u64] {
-        let sets = self.places.len() / WAYS;
-        let first = (hash as usize & (sets - 1)) * WAYS;
+        let sets = (self.places.len() / WAYS) as u64;
+        // The high half of a product spreads over any number of sets. At least one: a store has four slots.
+        let first = ((hash & 0xFFFF_FFFF) * sets >> 32) as usize * WAYS;
         &mut self.places[first..first + WAYS]
     }
 }
 
 const TAG: u64 = 0xFFFF_FF00_0000_0000;
 
-/// The bits of the hash that choose a set are the lowest.
+/// The bits of the hash that choose a set are the lower half.
 const fn tag(hash: u64) -> u64 {
     hash & TAG
 }
@@ -66,10 +78,11 @@ const fn tag(hash: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::Ghosts;
+    use crate::store::Inline;
 
     #[test]
     fn a_full_set_forgets_what_was_touched_longest_ago_and_a_taken_key_is_gone() {
-        let mut ghosts = Ghosts::new(1);
+        let mut ghosts = Ghosts::<Inline<4>>::new_inline();
         let hash = |key: u64| key << 40;
         for key in 1..=4 {
             ghosts.put(hash(key), key as u8, 10 * key as u32, 50);
@@ -86,7 +99,7 @@ mod tests {
 
     #[test]
     fn ages_are_told_apart_across_the_wrap_of_the_clock() {
-        let mut ghosts = Ghosts::new(4);
+        let mut ghosts = Ghosts::<Inline<4>>::new_inline();
         for key in 1..=4_u32 {
             ghosts.put(u64::from(key) << 40, 1, (u32::MAX - 2).wrapping_add(key), 2);
         }

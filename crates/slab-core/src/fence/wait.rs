@@ -5,13 +5,12 @@
 //! moves to the next. So reaching a value costs O(log n) amortised for each queue a run stood in, and a
 //! run leaves exactly when its last fence is reached.
 
-use alloc::vec::Vec;
-
 use crate::error::Error;
 use crate::fence::{Fence, TimelineId};
 use crate::heap::{self, Linked, Links};
 use crate::id::PoolId;
 use crate::slots::{NIL, Slots};
+use crate::store::{Array, Store};
 
 /// The fences recorded on one region. Owned by whoever owns the region; not `Clone`.
 #[derive(Debug)]
@@ -49,14 +48,14 @@ pub(crate) struct Wait {
     newer: u32,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Mark {
     timeline: u32,
     value: u64,
     next: u32,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Timeline {
     reached: u64,
     failed: bool,
@@ -64,25 +63,24 @@ struct Timeline {
     queue: u32,
 }
 
-#[derive(Debug)]
-pub(crate) struct Timelines {
+pub(crate) struct Timelines<St: Store> {
     pool: PoolId,
-    timelines: Vec<Timeline>,
+    timelines: St::Array<Timeline>,
     timelines_max: u32,
-    marks: Slots<Mark>,
-    waits: Slots<Wait>,
+    marks: Slots<Mark, St>,
+    waits: Slots<Wait, St>,
     oldest: u32,
     newest: u32,
 }
 
-impl Timelines {
-    pub(crate) fn new(pool: PoolId, timelines_max: u32) -> Self {
+impl<St: Store> Timelines<St> {
+    pub(crate) const fn new(pool: PoolId, timelines_max: u32) -> Self {
         Self {
             pool,
-            timelines: Vec::new(),
+            timelines: <St::Array<Timeline> as Array<Timeline>>::EMPTY,
             timelines_max,
-            marks: Slots::with_capacity(0),
-            waits: Slots::with_capacity(0),
+            marks: Slots::EMPTY,
+            waits: Slots::EMPTY,
             oldest: NIL,
             newest: NIL,
         }
@@ -90,26 +88,58 @@ impl Timelines {
 
     pub(crate) fn add(&mut self) -> Result<TimelineId, Error> {
         let index = self.timelines.len() as u32;
-        if index >= self.timelines_max {
-            return Err(Error::TooManyTimelines {
-                timelines_max: self.timelines_max,
-            });
-        }
-        self.timelines.push(Timeline {
+        let timeline = Timeline {
             reached: 0,
             failed: false,
             queue: NIL,
-        });
+        };
+        if index >= self.timelines_max || self.timelines.push(timeline).is_err() {
+            return Err(Error::TooManyTimelines {
+                timelines_max: self.timelines_max.min(St::SLOTS_MAX),
+            });
+        }
         Ok(TimelineId {
             pool: self.pool,
             index,
         })
     }
 
-    pub(crate) fn check_all(&self, fences: &[Fence]) -> Result<(), Error> {
-        fences
-            .iter()
-            .try_for_each(|fence| self.check(fence.timeline()).map(drop))
+    /// Whether fences can be recorded on a region with these marks: all on timelines of ours, and room for the
+    /// marks that they add. O(fences), and O(fences × (timelines + fences)) near the bound of the store.
+    pub(crate) fn check_all(&self, marks: &Marks, fences: &[Fence]) -> Result<(), Error> {
+        for fence in fences {
+            self.check(fence.timeline())?;
+        }
+        if fences.len() as u64 > u64::from(self.marks.room())
+            && self.marks_added(marks, fences) > self.marks.room() as usize
+        {
+            return Err(Error::TooManyFences {
+                fences_max: St::SLOTS_MAX,
+            });
+        }
+        Ok(())
+    }
+
+    /// Marks that checked fences would add.
+    fn marks_added(&self, marks: &Marks, fences: &[Fence]) -> usize {
+        let is_new = |index: usize| {
+            let (timeline, value) = (fences[index].timeline().index, fences[index].value());
+            let is_pending = |value| self.standing_of(timeline, value) != Standing::Reached;
+            let is_marked = || self.marks_of(marks).any(|mark| mark.timeline == timeline);
+            let comes_before =
+                |fence: &Fence| fence.timeline().index == timeline && is_pending(fence.value());
+            is_pending(value) && !is_marked() && !fences[..index].iter().any(comes_before)
+        };
+        (0..fences.len()).filter(|index| is_new(*index)).count()
+    }
+
+    fn marks_of(&self, marks: &Marks) -> impl Iterator<Item = &Mark> + '_ {
+        let mut at = marks.0;
+        core::iter::from_fn(move || {
+            let mark = self.marks.get(at)?;
+            at = mark.next;
+            Some(mark)
+        })
     }
 
     /// The timeline's number, if it is one of ours.
@@ -254,6 +284,11 @@ impl Timelines {
         None
     }
 
+    /// Whether any run waits.
+    pub(crate) const fn is_waited(&self) -> bool {
+        self.oldest != NIL
+    }
+
     pub(crate) const fn first_wait(&self) -> u32 {
         self.oldest
     }
@@ -314,7 +349,7 @@ impl Timelines {
 }
 
 /// Queues have the lowest value on top.
-impl Linked for Slots<Wait> {
+impl<St: Store> Linked for Slots<Wait, St> {
     fn links(&self, index: u32) -> Links {
         self[index].links
     }

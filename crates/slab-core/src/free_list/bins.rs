@@ -17,12 +17,12 @@
 //! the parent), `b` the next, `down` the first child; a root has no `down`, since its children are the
 //! chain.
 
-use alloc::vec;
-use alloc::vec::Vec;
 use core::mem;
+use core::ops::DerefMut;
 
 use super::nodes::{NONE, Node, NodeSlice, Nodes, Parts, Tag};
 use crate::slots::NIL;
+use crate::store::Store;
 
 /// Binary logarithm of the classes in one power of two.
 const CLASS_BITS: u32 = 6;
@@ -34,10 +34,9 @@ const WORDS: usize = 64;
 /// In a head: members of the class have children along `down`.
 const DEEP: u32 = 1 << 31;
 
-#[derive(Debug)]
-pub(crate) struct Bins {
+pub(crate) struct Bins<St: Store> {
     /// First member of each class, up to the class of the capacity.
-    heads: Vec<u32>,
+    heads: St::Heads,
     /// Bit `c % 64` of word `c / 64`: class `c` has members.
     words: [u64; WORDS],
     /// Bit `w`: word `w` may be other than zero. A bit is cleared when a search finds it wrong.
@@ -54,30 +53,35 @@ const COUNTED_MAX: u64 = 1 << 54;
 const CLASSES_SEEN_MAX: usize = 8;
 
 #[inline(always)]
-const fn class_of(len: u64) -> usize {
+pub(super) const fn class_of(len: u64) -> usize {
     let shift = (u64::BITS - 1 - CLASS_BITS) - (len | (EXACT_BELOW - 1)).leading_zeros();
     ((shift as usize) << CLASS_BITS) + (len >> shift) as usize
 }
 
-impl Bins {
-    pub(crate) fn new(capacity: u64) -> Self {
+impl<St: Store> Bins<St> {
+    /// The index of a map whose one free run has `len` granules. `heads` holds its slot for the class of that
+    /// length and [`NONE`] for those below.
+    pub(super) const fn new(heads: St::Heads, len: u64) -> Self {
+        let class = class_of(len);
+        let mut words = [0; WORDS];
+        words[class / 64] = 1 << (class % 64);
         Self {
-            heads: vec![NONE; class_of(capacity) + 1],
-            words: [0; WORDS],
-            summary: 0,
+            heads,
+            words,
+            summary: 1 << (class / 64),
             mean: 0,
         }
     }
 
     /// Files a run that is in no chain.
-    pub(crate) fn insert(&mut self, nodes: &mut Nodes, slot: u32) {
+    pub(crate) fn insert(&mut self, nodes: &mut Nodes<St>, slot: u32) {
         let mut nodes = nodes.parts().nodes;
         let len = nodes[slot].len;
         self.slices().insert(&mut nodes, slot, len);
     }
 
     /// Takes a run out of its chain.
-    pub(crate) fn remove(&mut self, nodes: &mut Nodes, slot: u32) {
+    pub(crate) fn remove(&mut self, nodes: &mut Nodes<St>, slot: u32) {
         let Parts {
             mut nodes, down, ..
         } = nodes.parts();
@@ -88,7 +92,7 @@ impl Bins {
     /// Makes `need` granules the caller's, cut from the low end of a free run. Returns their slot and first
     /// granule; [`NONE`] if no free run is long enough or one more run cannot be numbered.
     #[inline(always)]
-    pub(crate) fn take(&mut self, nodes: &mut Nodes, need: u64) -> (u32, u64) {
+    pub(crate) fn take(&mut self, nodes: &mut Nodes<St>, need: u64) -> (u32, u64) {
         let parts = nodes.parts_with_spare();
         let is_small = need < self.mean / (8 * MEAN_OF);
         self.mean = self.mean - self.mean / MEAN_OF + need.min(COUNTED_MAX);
@@ -114,7 +118,7 @@ impl Bins {
     }
 
     /// Makes the low `need` granules of the free run at `slot` the caller's.
-    pub(crate) fn cut(&mut self, nodes: &mut Nodes, slot: u32, need: u64) -> (u32, u64) {
+    pub(crate) fn cut(&mut self, nodes: &mut Nodes<St>, slot: u32, need: u64) -> (u32, u64) {
         let parts = nodes.parts_with_spare();
         self.slices().cut(parts, slot, need)
     }
@@ -122,7 +126,7 @@ impl Bins {
     /// Makes the live run at `slot` free and merges it with its free neighbours. Returns the slot of the
     /// result: that of the free run below, else of the free run above, else its own.
     #[inline(always)]
-    pub(crate) fn give(&mut self, nodes: &mut Nodes, slot: u32) -> u32 {
+    pub(crate) fn give(&mut self, nodes: &mut Nodes<St>, slot: u32) -> u32 {
         let Parts {
             mut nodes,
             down,
@@ -182,7 +186,7 @@ impl Bins {
     }
 
     /// Length of the longest free run, zero if there is none.
-    pub(crate) fn largest(&self, nodes: &Nodes) -> u64 {
+    pub(crate) fn largest(&self, nodes: &Nodes<St>) -> u64 {
         let mut words = self.summary;
         while let Some(word) = words.checked_ilog2() {
             if let Some(bit) = self.words[word as usize].checked_ilog2() {
@@ -236,7 +240,13 @@ impl Slices<'_> {
     }
 
     #[inline(always)]
-    fn remove(&mut self, nodes: &mut NodeSlice<'_>, down: &mut Vec<u32>, slot: u32, class: usize) {
+    fn remove<D: DerefMut<Target = [u32]>>(
+        &mut self,
+        nodes: &mut NodeSlice<'_>,
+        down: &mut D,
+        slot: u32,
+        class: usize,
+    ) {
         let Node {
             a: prev, b: next, ..
         } = nodes[slot];
@@ -258,7 +268,13 @@ impl Slices<'_> {
 
     /// Files a free run anew whose length changes.
     #[inline(always)]
-    fn resize(&mut self, nodes: &mut NodeSlice<'_>, down: &mut Vec<u32>, slot: u32, len: u64) {
+    fn resize<D: DerefMut<Target = [u32]>>(
+        &mut self,
+        nodes: &mut NodeSlice<'_>,
+        down: &mut D,
+        slot: u32,
+        len: u64,
+    ) {
         let node = &mut nodes[slot];
         let class = class_of(node.len);
         node.len = len;
@@ -269,7 +285,7 @@ impl Slices<'_> {
     }
 
     #[inline(always)]
-    fn cut(&mut self, parts: Parts<'_>, slot: u32, need: u64) -> (u32, u64) {
+    fn cut<St: Store>(&mut self, parts: Parts<'_, St>, slot: u32, need: u64) -> (u32, u64) {
         let Parts {
             mut nodes,
             down,
@@ -375,11 +391,13 @@ fn one_of(nodes: &NodeSlice<'_>, head: u32) -> u32 {
 /// children, or the first of three or more.
 #[cold]
 #[inline(never)]
-#[allow(
-    clippy::ptr_arg,
-    reason = "a slice would be read from the vector where it is made, on the way to what is not cold"
-)]
-fn remove_from_heap(head: &mut u32, mut nodes: NodeSlice<'_>, down: &mut Vec<u32>, slot: u32) {
+fn remove_from_heap<D: DerefMut<Target = [u32]>>(
+    head: &mut u32,
+    mut nodes: NodeSlice<'_>,
+    down: &mut D,
+    slot: u32,
+) {
+    // Not a slice from the caller: it would be read from the array there, on the way to what is not cold.
     let nodes = &mut nodes;
     let Node {
         a: prev, b: next, ..
@@ -455,7 +473,9 @@ fn meld(nodes: &mut NodeSlice<'_>, down: &mut [u32], one: u32, other: u32) -> u3
 #[cfg(test)]
 mod tests {
     use super::{Bins, EXACT_BELOW, WORDS, class_of};
-    use crate::free_list::nodes::Nodes;
+    use crate::free_list::nodes::{FIRST, Nodes, initial};
+    use crate::store::Heap;
+    use alloc::vec;
     use alloc::vec::Vec;
 
     #[test]
@@ -488,15 +508,19 @@ mod tests {
     #[test]
     fn the_longest_of_a_crowded_class_is_found_after_any_removals() {
         let lens = |i: u64| 4096 + (i * 37) % 101;
-        let mut nodes = Nodes::new(1 << 20, 0);
-        let mut bins = Bins::new(1 << 20);
+        let (node, down, free) = initial(1 << 20);
+        let mut nodes = Nodes::<Heap>::new(node.into(), down.into(), free.into());
+        let mut heads = vec![0; class_of(1 << 20) + 1];
+        heads[class_of(1 << 20)] = FIRST;
+        let mut bins = Bins::new(heads, 1 << 20);
+        bins.remove(&mut nodes, FIRST);
         let mut filed: Vec<(u32, u64)> = Vec::new();
         let mut random = 1u64;
         for i in 0..6000 {
             random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(99);
             let fills = (i / 150) % 2 == 0;
             if filed.is_empty() || (random >> 33) % 4 < if fills { 3 } else { 1 } {
-                let slot = nodes.insert_after(Nodes::FIRST, 0, lens(i));
+                let slot = nodes.insert_after(FIRST, 0, lens(i));
                 bins.insert(&mut nodes, slot);
                 filed.push((slot, lens(i)));
             } else {

@@ -7,29 +7,20 @@
 use super::bins::Bins;
 use super::nodes::Nodes;
 use super::treap::Treap;
-use crate::placement::Placement;
+use crate::store::Store;
 
-#[derive(Debug)]
 #[allow(
     clippy::large_enum_variant,
     reason = "one per slab, and the bitmap of the larger variant is read on every call"
 )]
-pub(super) enum Index {
-    BestFit(Bins),
-    FirstFit(Treap),
+pub(super) enum Index<St: Store> {
+    BestFit(Bins<St>),
+    FirstFit(Treap<St>),
 }
 
-impl Index {
-    /// An index without runs, for a map of `len` granules.
-    pub(super) fn new(placement: Placement, len: u64, runs_reserved: usize) -> Self {
-        match placement {
-            Placement::BestFit => Self::BestFit(Bins::new(len)),
-            Placement::FirstFit => Self::FirstFit(Treap::new(runs_reserved)),
-        }
-    }
-
+impl<St: Store> Index<St> {
     /// Length of the longest free run, zero if there is none.
-    pub(super) fn largest(&self, nodes: &Nodes) -> u64 {
+    pub(super) fn largest(&self, nodes: &Nodes<St>) -> u64 {
         match self {
             Self::BestFit(bins) => bins.largest(nodes),
             Self::FirstFit(treap) => treap.largest(),
@@ -40,7 +31,7 @@ impl Index {
     /// Returns their slot and first granule; the slot is [`NONE`](super::nodes::NONE) if no free run is
     /// long enough or one more run cannot be numbered.
     #[inline(always)]
-    pub(super) fn take(&mut self, nodes: &mut Nodes, need: u64) -> (u32, u64) {
+    pub(super) fn take(&mut self, nodes: &mut Nodes<St>, need: u64) -> (u32, u64) {
         match self {
             Self::BestFit(bins) => bins.take(nodes, need),
             Self::FirstFit(treap) => treap.take(nodes, need),
@@ -48,7 +39,7 @@ impl Index {
     }
 
     /// [`take`](Self::take) from the free run at `slot`, which is long enough.
-    pub(super) fn cut(&mut self, nodes: &mut Nodes, slot: u32, need: u64) -> (u32, u64) {
+    pub(super) fn cut(&mut self, nodes: &mut Nodes<St>, slot: u32, need: u64) -> (u32, u64) {
         match self {
             Self::BestFit(bins) => bins.cut(nodes, slot, need),
             Self::FirstFit(treap) => treap.cut(nodes, slot, need),
@@ -58,7 +49,7 @@ impl Index {
     /// Makes the live run at `slot` free, merges it with its free neighbours and returns the slot of the
     /// result: that of the free run below, else of the free run above, else its own.
     #[inline(always)]
-    pub(super) fn give(&mut self, nodes: &mut Nodes, slot: u32) -> u32 {
+    pub(super) fn give(&mut self, nodes: &mut Nodes<St>, slot: u32) -> u32 {
         match self {
             Self::BestFit(bins) => bins.give(nodes, slot),
             Self::FirstFit(treap) => treap.give(nodes, slot),
@@ -66,7 +57,7 @@ impl Index {
     }
 
     /// Files the run at `slot`, which becomes free.
-    pub(super) fn insert(&mut self, nodes: &mut Nodes, slot: u32) {
+    pub(super) fn insert(&mut self, nodes: &mut Nodes<St>, slot: u32) {
         nodes.set_free(slot);
         match self {
             Self::BestFit(bins) => bins.insert(nodes, slot),
@@ -75,7 +66,7 @@ impl Index {
     }
 
     /// Takes out the run at `slot`, which stops being free.
-    pub(super) fn remove(&mut self, nodes: &mut Nodes, slot: u32) {
+    pub(super) fn remove(&mut self, nodes: &mut Nodes<St>, slot: u32) {
         nodes.clear_free(slot);
         match self {
             Self::BestFit(bins) => bins.remove(nodes, slot),

@@ -1,16 +1,29 @@
 //! The map by slot, lengths in granules: what [`FreeList`] and the pool are built on.
 
 use super::FreeList;
-use super::nodes::{NONE, Node, RUNS_MAX, Run, Tag};
+use super::nodes::{NONE, Node, Nodes, Run, Tag};
 use crate::error::Error;
 use crate::region::{Allocation, Region};
 use crate::slots::NIL;
+use crate::store::Store;
 
-impl FreeList {
+impl<St: Store> FreeList<St> {
     /// Rounds up without overflow. `len` is at least 1.
     #[inline]
     pub(crate) const fn granules_of(&self, len: u64) -> u64 {
         ((len - 1) >> self.shift) + 1
+    }
+
+    /// `len` bytes rounded up to whole granules. They lie in the slab.
+    #[inline]
+    pub(crate) const fn rounded(&self, len: u64) -> u64 {
+        Region::of_granules(0, len, self.shift).len()
+    }
+
+    /// Binary logarithm of the granule.
+    #[inline]
+    pub(crate) const fn shift(&self) -> u32 {
+        self.shift
     }
 
     /// All granules of the map.
@@ -30,6 +43,13 @@ impl FreeList {
 
     pub(crate) fn largest(&self) -> u64 {
         self.index.largest(&self.nodes)
+    }
+
+    #[cold]
+    pub(super) const fn too_many_runs(&self) -> Error {
+        Error::TooManyRuns {
+            runs_max: Nodes::<St>::RUNS_MAX,
+        }
     }
 
     /// Whether the map can number `more` further runs.
@@ -109,7 +129,7 @@ impl FreeList {
     /// Makes a run of `need` granules the caller's, or returns `None` if no free run is long enough.
     pub(crate) fn take(&mut self, need: u64) -> Result<Option<u32>, Error> {
         match self.take_or_none(need).0 {
-            NONE if self.largest() >= need => Err(Error::TooManyRuns { runs_max: RUNS_MAX }),
+            NONE if self.largest() >= need => Err(self.too_many_runs()),
             NONE => Ok(None),
             slot => Ok(Some(slot)),
         }
@@ -119,7 +139,7 @@ impl FreeList {
     pub(crate) fn take_from(&mut self, slot: u32, need: u64) -> Result<u32, Error> {
         let (taken, _) = self.index.cut(&mut self.nodes, slot, need);
         if taken == NONE {
-            return Err(Error::TooManyRuns { runs_max: RUNS_MAX });
+            return Err(self.too_many_runs());
         }
         self.granules[Tag::Free as usize] -= need;
         Ok(taken)

@@ -7,10 +7,8 @@
 //! A node fills half a cache line. Whether a neighbour is free is read from the bits, of which a line
 //! holds 512, so that giving back a region between live neighbours touches no node but its own.
 
-use alloc::vec;
-use alloc::vec::Vec;
-
 use crate::slots::NIL;
+use crate::store::{Array, Store};
 
 /// Who owns a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,10 +18,8 @@ pub(crate) enum Tag {
     Free,
     /// An [`Allocation`](crate::Allocation) in a caller's hands.
     Caller,
-    /// A resident with leases; `owner` is its entry.
-    Leased,
-    /// A resident without leases; `owner` is its entry.
-    Idle,
+    /// A resident, leased or idle; `owner` is its entry.
+    Resident,
     /// Nobody, once fences are reached; `owner` is its wait.
     Waiting,
     /// A claim that withholds it; `owner` is the claim.
@@ -35,7 +31,7 @@ pub(crate) enum Tag {
 }
 
 impl Tag {
-    pub(crate) const COUNT: usize = 8;
+    pub(crate) const COUNT: usize = 7;
 
     /// What field `b` of a node that is not free holds: above every slot.
     #[inline]
@@ -50,11 +46,10 @@ impl Tag {
         }
         match b & !CODES {
             1 => Self::Caller,
-            2 => Self::Leased,
-            3 => Self::Idle,
-            4 => Self::Waiting,
-            5 => Self::Claimed,
-            6 => Self::Quarantined,
+            2 => Self::Resident,
+            3 => Self::Waiting,
+            4 => Self::Claimed,
+            5 => Self::Quarantined,
             _ => Self::Vacant,
         }
     }
@@ -73,8 +68,8 @@ pub(super) const NONE: u32 = 0;
 /// writes its links in the index of free runs, so that it can stand for "no neighbour to unlink".
 pub(super) const EDGE: u32 = 1;
 
-/// Runs that can be numbered.
-pub(crate) const RUNS_MAX: u32 = (1 << 31) - 2;
+/// Nodes that are no runs.
+pub(super) const OTHERS: u32 = 2;
 
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
@@ -100,28 +95,27 @@ pub(crate) struct Run {
     pub(crate) tag: Tag,
 }
 
-#[derive(Debug)]
-pub(crate) struct Nodes {
-    nodes: Vec<Node>,
+pub(crate) struct Nodes<St: Store> {
+    nodes: St::Array<Node>,
     /// The third link of a free run, for the part of the index that needs three.
-    down: Vec<u32>,
-    /// Bit `slot % 64` of word `slot / 64`: the run is free.
-    free: Vec<u64>,
+    down: St::Array<u32>,
+    /// Bit `slot % 8` of byte `slot / 8`: the run is free.
+    free: St::Array<u8>,
     vacant: u32,
     count: u32,
 }
 
 /// The parts of a map while none is added to: what the compiler need not read again after every write.
-pub(super) struct Parts<'a> {
+pub(super) struct Parts<'a, St: Store> {
     pub(super) nodes: NodeSlice<'a>,
-    pub(super) down: &'a mut Vec<u32>,
+    pub(super) down: &'a mut St::Array<u32>,
     pub(super) free: FreeBits<'a>,
     pub(super) spares: Spares<'a>,
 }
 
 pub(super) struct NodeSlice<'a>(pub(super) &'a mut [Node]);
 
-pub(super) struct FreeBits<'a>(&'a mut [u64]);
+pub(super) struct FreeBits<'a>(&'a mut [u8]);
 
 pub(super) struct Spares<'a> {
     vacant: &'a mut u32,
@@ -147,17 +141,17 @@ impl core::ops::IndexMut<u32> for NodeSlice<'_> {
 impl FreeBits<'_> {
     #[inline(always)]
     pub(super) fn get(&self, slot: u32) -> bool {
-        (self.0[(slot / 64) as usize] >> (slot % 64)) & 1 != 0
+        (self.0[(slot / 8) as usize] >> (slot % 8)) & 1 != 0
     }
 
     #[inline(always)]
     pub(super) fn set(&mut self, slot: u32) {
-        self.0[(slot / 64) as usize] |= 1 << (slot % 64);
+        self.0[(slot / 8) as usize] |= 1 << (slot % 8);
     }
 
     #[inline(always)]
     pub(super) fn clear(&mut self, slot: u32) {
-        self.0[(slot / 64) as usize] &= !(1 << (slot % 64));
+        self.0[(slot / 8) as usize] &= !(1 << (slot % 8));
     }
 }
 
@@ -185,33 +179,40 @@ impl Spares<'_> {
     }
 }
 
-#[inline]
-const fn outside(slot: u32) -> u32 {
-    if slot == EDGE { NIL } else { slot }
-}
+/// The slot of the one run of a new map.
+pub(super) const FIRST: u32 = OTHERS;
 
-impl Nodes {
-    /// The slot of the one run of a new map.
-    pub(super) const FIRST: u32 = 2;
-
-    /// The map of one run that is not free yet.
-    pub(super) fn new(len: u64, reserved: usize) -> Self {
-        // Two that are no runs, and one spare.
-        let slots = reserved.saturating_add(3).max(4);
-        let mut nodes = Vec::with_capacity(slots);
-        let node = |len, neighbour| Node {
+/// What the arrays of a map of one free run of `len` granules start with: nodes, third links, bits.
+pub(super) const fn initial(len: u64) -> ([Node; 3], [u32; 3], [u8; 1]) {
+    const fn node(len: u64, neighbour: u32) -> Node {
+        Node {
             start: 0,
             len,
             prev: neighbour,
             next: neighbour,
             a: NONE,
             b: NONE,
-        };
-        nodes.extend([node(0, NONE), node(0, Self::FIRST), node(len, EDGE)]);
-        let mut down = Vec::with_capacity(slots);
-        down.resize(3, NONE);
-        let mut free = vec![0];
-        free.reserve(slots / 64);
+        }
+    }
+    let nodes = [node(0, NONE), node(0, FIRST), node(len, EDGE)];
+    (nodes, [NONE; 3], [1 << FIRST])
+}
+
+#[inline]
+const fn outside(slot: u32) -> u32 {
+    if slot == EDGE { NIL } else { slot }
+}
+
+impl<St: Store> Nodes<St> {
+    /// Runs that the store has room for.
+    pub(super) const RUNS_MAX: u32 = St::NODES_MAX - OTHERS;
+
+    /// The map of one run, which is free, in arrays that hold what [`initial`] gives.
+    pub(super) const fn new(
+        nodes: St::Array<Node>,
+        down: St::Array<u32>,
+        free: St::Array<u8>,
+    ) -> Self {
         Self {
             nodes,
             down,
@@ -227,7 +228,7 @@ impl Nodes {
 
     /// How many more runs the map can hold.
     pub(crate) const fn room(&self) -> u32 {
-        RUNS_MAX - self.count
+        Self::RUNS_MAX - self.count
     }
 
     /// The run at the lowest address.
@@ -261,7 +262,7 @@ impl Nodes {
 
     /// The parts, after making sure that there is a spare node if one more run can be numbered.
     #[inline(always)]
-    pub(super) fn parts_with_spare(&mut self) -> Parts<'_> {
+    pub(super) fn parts_with_spare(&mut self) -> Parts<'_, St> {
         if self.vacant == NONE {
             self.grow();
         }
@@ -269,7 +270,7 @@ impl Nodes {
     }
 
     #[inline(always)]
-    pub(super) fn parts(&mut self) -> Parts<'_> {
+    pub(super) fn parts(&mut self) -> Parts<'_, St> {
         Parts {
             nodes: NodeSlice(&mut self.nodes),
             down: &mut self.down,
@@ -292,7 +293,7 @@ impl Nodes {
     }
 
     pub(super) fn is_free(&self, slot: u32) -> bool {
-        (self.free[(slot / 64) as usize] >> (slot % 64)) & 1 != 0
+        (self.free[(slot / 8) as usize] >> (slot % 8)) & 1 != 0
     }
 
     pub(super) fn set_free(&mut self, slot: u32) {
@@ -318,15 +319,16 @@ impl Nodes {
             return;
         }
         let slot = self.nodes.len() as u32;
-        self.nodes.push(Node {
+        let node = Node {
             next: self.vacant,
             b: Tag::Vacant.code(),
             ..self[NONE]
-        });
-        self.down.push(NONE);
-        if slot.is_multiple_of(64) {
-            self.free.push(0);
+        };
+        let mut pushed = self.nodes.push(node).is_ok() && self.down.push(NONE).is_ok();
+        if slot.is_multiple_of(8) {
+            pushed &= self.free.push(0).is_ok();
         }
+        assert!(pushed, "there is room for a node");
         self.vacant = slot;
     }
 
@@ -373,7 +375,7 @@ impl Nodes {
     }
 }
 
-impl core::ops::Index<u32> for Nodes {
+impl<St: Store> core::ops::Index<u32> for Nodes<St> {
     type Output = Node;
 
     #[inline]
@@ -382,7 +384,7 @@ impl core::ops::Index<u32> for Nodes {
     }
 }
 
-impl core::ops::IndexMut<u32> for Nodes {
+impl<St: Store> core::ops::IndexMut<u32> for Nodes<St> {
     #[inline]
     fn index_mut(&mut self, slot: u32) -> &mut Node {
         &mut self.nodes[slot as usize]

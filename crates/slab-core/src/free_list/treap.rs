@@ -4,21 +4,19 @@
 //! run that is long enough is found on one path from the root. A run that shrinks or grows keeps its
 //! place, so most calls only correct the maxima on one path. Depth is O(log n) expected.
 
-use alloc::vec::Vec;
-
-use super::nodes::{NONE, Node, Nodes, Tag};
+use super::nodes::{FIRST, NONE, Node, Nodes, Tag};
 use crate::slots::NIL;
+use crate::store::{Array, Store};
 
-#[derive(Debug)]
-pub(crate) struct Treap {
+pub(crate) struct Treap<St: Store> {
     root: u32,
     /// By node slot.
-    extra: Vec<Extra>,
+    extra: St::Array<Extra>,
     random: u32,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Extra {
+#[derive(Clone, Copy, Default)]
+pub(super) struct Extra {
     /// Longest run in the subtree.
     longest: u64,
     priority: u32,
@@ -31,30 +29,45 @@ enum Side {
 }
 
 // The three links of a node, read as a binary tree.
-fn left(nodes: &Nodes, slot: u32) -> u32 {
+fn left<St: Store>(nodes: &Nodes<St>, slot: u32) -> u32 {
     nodes[slot].a
 }
-fn right(nodes: &Nodes, slot: u32) -> u32 {
+fn right<St: Store>(nodes: &Nodes<St>, slot: u32) -> u32 {
     nodes[slot].b
 }
-fn parent(nodes: &Nodes, slot: u32) -> u32 {
+fn parent<St: Store>(nodes: &Nodes<St>, slot: u32) -> u32 {
     nodes.down(slot)
 }
 
-impl Treap {
-    pub(crate) fn new(reserved: usize) -> Self {
+/// What the array of an index of one free run of `len` granules starts with.
+pub(super) const fn initial(len: u64) -> [Extra; 3] {
+    const OTHER: Extra = Extra {
+        longest: 0,
+        priority: 0,
+    };
+    let first = Extra {
+        longest: len,
+        priority: 0,
+    };
+    [OTHER, OTHER, first]
+}
+
+impl<St: Store> Treap<St> {
+    /// The index of a map with one free run, in an array that holds what [`initial`] gives.
+    pub(super) const fn new(extra: St::Array<Extra>) -> Self {
         Self {
-            root: NONE,
-            extra: Vec::with_capacity(reserved),
+            root: FIRST,
+            extra,
             random: 0x9E37_79B9,
         }
     }
 
     /// Files a run that is not in the tree.
-    pub(crate) fn insert(&mut self, nodes: &mut Nodes, slot: u32) {
+    pub(crate) fn insert(&mut self, nodes: &mut Nodes<St>, slot: u32) {
         let index = slot as usize;
-        if self.extra.len() <= index {
-            self.extra.resize(index + 1, Extra::default());
+        while self.extra.len() <= index {
+            let pushed = self.extra.push(Extra::default());
+            assert!(pushed.is_ok(), "a slot of the map has its place here");
         }
         self.extra[index].priority = self.next_random();
         nodes[slot].a = NONE;
@@ -82,7 +95,7 @@ impl Treap {
     }
 
     /// Takes a run out of the tree.
-    pub(crate) fn remove(&mut self, nodes: &mut Nodes, slot: u32) {
+    pub(crate) fn remove(&mut self, nodes: &mut Nodes<St>, slot: u32) {
         let Node {
             a: mut low,
             b: mut high,
@@ -121,7 +134,7 @@ impl Treap {
 
     /// Makes the lowest `need` granules that are free in a row the caller's. Returns their slot and first
     /// granule; [`NONE`] if no free run is long enough or one more run cannot be numbered.
-    pub(crate) fn take(&mut self, nodes: &mut Nodes, need: u64) -> (u32, u64) {
+    pub(crate) fn take(&mut self, nodes: &mut Nodes<St>, need: u64) -> (u32, u64) {
         match self.find(nodes, need) {
             NONE => (NONE, 0),
             slot => self.cut(nodes, slot, need),
@@ -129,7 +142,7 @@ impl Treap {
     }
 
     /// Makes the low `need` granules of the free run at `slot` the caller's.
-    pub(crate) fn cut(&mut self, nodes: &mut Nodes, slot: u32, need: u64) -> (u32, u64) {
+    pub(crate) fn cut(&mut self, nodes: &mut Nodes<St>, slot: u32, need: u64) -> (u32, u64) {
         let Node { start, len, .. } = nodes[slot];
         let taken = if len == need {
             self.remove(nodes, slot);
@@ -153,7 +166,7 @@ impl Treap {
 
     /// Makes the live run at `slot` free and merges it with its free neighbours. Returns the slot of the
     /// result: that of the free run below, else of the free run above, else its own.
-    pub(crate) fn give(&mut self, nodes: &mut Nodes, slot: u32) -> u32 {
+    pub(crate) fn give(&mut self, nodes: &mut Nodes<St>, slot: u32) -> u32 {
         let Node {
             start,
             len,
@@ -191,7 +204,7 @@ impl Treap {
     /// The lowest run of at least `need` granules.
     ///
     /// [`NONE`] if there is none.
-    fn find(&self, nodes: &Nodes, need: u64) -> u32 {
+    fn find(&self, nodes: &Nodes<St>, need: u64) -> u32 {
         if self.longest(self.root) < need {
             return NONE;
         }
@@ -226,7 +239,7 @@ impl Treap {
     }
 
     /// Makes `child`, which may be none, the child of `above`, or the root.
-    fn attach(&mut self, nodes: &mut Nodes, above: u32, side: Side, child: u32) {
+    fn attach(&mut self, nodes: &mut Nodes<St>, above: u32, side: Side, child: u32) {
         match (above, side) {
             (NONE, _) => self.root = child,
             (above, Side::Left) => nodes[above].a = child,
@@ -237,7 +250,7 @@ impl Treap {
         }
     }
 
-    fn rotate_up(&mut self, nodes: &mut Nodes, slot: u32) {
+    fn rotate_up(&mut self, nodes: &mut Nodes<St>, slot: u32) {
         let above = parent(nodes, slot);
         let top = parent(nodes, above);
         let top_side = if top != NONE && left(nodes, top) == above {
@@ -259,14 +272,14 @@ impl Treap {
         self.correct(nodes, slot);
     }
 
-    fn correct(&mut self, nodes: &Nodes, slot: u32) {
+    fn correct(&mut self, nodes: &Nodes<St>, slot: u32) {
         self.extra[slot as usize].longest = nodes[slot]
             .len
             .max(self.longest(left(nodes, slot)))
             .max(self.longest(right(nodes, slot)));
     }
 
-    fn correct_upwards(&mut self, nodes: &Nodes, slot: u32) {
+    fn correct_upwards(&mut self, nodes: &Nodes<St>, slot: u32) {
         let mut at = slot;
         while at != NONE {
             self.correct(nodes, at);

@@ -11,6 +11,7 @@ use crate::free_list::Tag;
 use crate::id::PoolId;
 use crate::region::{Allocation, Region};
 use crate::slots::NIL;
+use crate::store::Store;
 
 /// The right to a region whose bytes still wait for fences.
 ///
@@ -48,7 +49,6 @@ impl fmt::Debug for Claim {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct Record {
     /// Bytes and granules asked for.
     len: u64,
@@ -56,7 +56,7 @@ pub(super) struct Record {
     state: State,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 enum State {
     /// The runs from slot `first` up to granule `end` are withheld; `pending` of them still wait.
     Pending { first: u32, end: u64, pending: u32 },
@@ -66,7 +66,7 @@ enum State {
     Lost,
 }
 
-impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
+impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> {
     /// Turns the claim into its allocation once every fence in its window is reached.
     ///
     /// If a timeline in the window failed, the window is given up and this call plans a new one, exactly as

@@ -1,5 +1,6 @@
 //! What a pool is made from. Every bound of the pool is here.
 
+use crate::free_list::FreeListConfig;
 use crate::id::PoolId;
 use crate::placement::Placement;
 
@@ -22,7 +23,7 @@ pub struct PoolConfig {
     pub timelines_max: u32,
     /// Most claims at a time. 1,024 by default. Beyond it a reserve does without waiting bytes.
     pub claims_max: u32,
-    /// Most evicted keys remembered between two drains. 4,096 by default. Beyond it the drain answers
+    /// Most evictions remembered between two drains. 4,096 by default. Beyond it the drain answers
     /// [`Reclaimed::All`](crate::Reclaimed::All).
     pub reclaimed_max: u32,
     /// Runs to make room for at once, so that the map does not grow under a lock later. 64 by default.
@@ -47,5 +48,13 @@ impl PoolConfig {
             runs_reserved: 64,
             residents_reserved: 64,
         }
+    }
+    /// What the pool's map is made from.
+    pub(super) const fn list(&self) -> FreeListConfig {
+        let mut list = FreeListConfig::new(self.id, self.capacity);
+        list.alignment = self.alignment;
+        list.placement = self.placement;
+        list.runs_reserved = self.runs_reserved;
+        list
     }
 }

@@ -10,7 +10,9 @@ use super::Pool;
 use crate::evict::Evict;
 use crate::fence::Standing;
 use crate::free_list::Tag;
+use crate::resident::Ranks;
 use crate::slots::NIL;
+use crate::store::Store;
 
 /// Runs from which a window is grown at most, for each of the two kinds of start.
 pub(super) const STARTS_MAX: usize = 8;
@@ -66,7 +68,7 @@ pub(super) struct Allowed {
     pub(super) waiting: bool,
 }
 
-impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
+impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> {
     /// The window for `need` granules, or `None` if no eviction and no wait can make one now.
     ///
     /// Waiting bytes come first: what is on its way is not evicted for a second time. Then the coldest
@@ -89,7 +91,7 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
                 return found;
             }
         }
-        let mut starts = self.order.coldest_first().take(STARTS_MAX).peekable();
+        let mut starts = self.coldest_first().take(STARTS_MAX).peekable();
         let allowed = Allowed {
             coldest: starts.peek().copied().unwrap_or(NIL),
             waiting,
@@ -112,7 +114,7 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
     }
 
     /// The window of the coldest entry and its free neighbours, if that is enough and need not wait. O(1).
-    fn alone(&self, need: u64, allowed: Allowed) -> Option<Window> {
+    pub(super) fn alone(&self, need: u64, allowed: Allowed) -> Option<Window> {
         let run = self.residents.entries.get(allowed.coldest)?.run;
         if run == NIL || self.cost(run, allowed)?.is_pending() {
             return None;
@@ -209,7 +211,10 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
                     }
                     window.first = first.next;
                 }
-                if window.len >= need && best.is_none_or(|best| window.cost < best.cost) {
+                if window.len >= need
+                    && best.is_none_or(|best| window.cost < best.cost)
+                    && self.has_room_for(window, need)
+                {
                     best = Some(*window);
                 }
             } else {
@@ -218,6 +223,30 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
             slot = if slot == last { NIL } else { node.next };
         }
         best
+    }
+
+    pub(super) fn coldest_first(&self) -> impl Iterator<Item = u32> + '_ {
+        self.order.coldest_first(Ranks(&self.residents.entries))
+    }
+
+    fn price(&self, entry: u32, coldest: u32) -> u128 {
+        let ranks = Ranks(&self.residents.entries);
+        u128::from(self.order.price(entry, coldest, &ranks))
+    }
+
+    /// Whether the map can number what becomes of a window. One that waits may be cut at both ends; any other
+    /// becomes one run, with a rest if it is longer than needed.
+    fn has_room_for(&self, window: &Window, need: u64) -> bool {
+        if self.list.has_room(2) {
+            return true;
+        }
+        if window.cost.is_pending() {
+            return false;
+        }
+        self.list.has_room(1)
+            || window.first != window.last
+            || window.len == need
+            || self.with_free_neighbours(window.first, window.last) != (window.first, window.last)
     }
 
     /// What each granule of a run costs, to choose between neighbours, or `None` if it must not give way.
@@ -241,13 +270,13 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
                     pending: 1,
                 })
             }
-            Tag::Idle if allowed.coldest != NIL => {
-                let price = u128::from(self.order.price(node.owner, allowed.coldest))
-                    * u128::from(node.len);
-                match self
-                    .timelines
-                    .standing(&self.residents.entries[node.owner].marks)
-                {
+            Tag::Resident if allowed.coldest != NIL => {
+                let resident = &self.residents.entries[node.owner];
+                if resident.leases > 0 {
+                    return None;
+                }
+                let price = self.price(node.owner, allowed.coldest) * u128::from(node.len);
+                match self.timelines.standing(&resident.marks) {
                     Standing::Reached => Some(Cost { price, pending: 0 }),
                     Standing::Pending => allowed.waiting.then_some(Cost { price, pending: 1 }),
                     // Evicting it would quarantine its bytes: nothing gained.

@@ -2,12 +2,13 @@
 
 use core::hash::{BuildHasher, Hash};
 
-use super::plan::{STARTS_MAX, Window};
+use super::plan::{Allowed, STARTS_MAX, Window};
 use super::{Claim, Pool};
 use crate::evict::Evict;
 use crate::free_list::Tag;
 use crate::region::Allocation;
 use crate::slots::NIL;
+use crate::store::Store;
 
 /// A reserve that evicts the coldest one by one stops before their bytes exceed this many times the
 /// request. More gains no hits on the trace of `docs/EVICTION.md`.
@@ -38,7 +39,7 @@ pub(super) struct Cleared {
     pub(super) end: u64,
 }
 
-impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
+impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> {
     /// Asks for `len` bytes, evicting idle residents if that, and nothing less, makes room.
     ///
     /// First it is made sure that there can be room; if not, nothing is evicted. Then residents go in the
@@ -64,6 +65,9 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
         if let Ok(Some(run)) = self.list.take(need) {
             return Reserve::Ready(self.list.token(run, len));
         }
+        if let Some(run) = self.take_coldest(need) {
+            return Reserve::Ready(self.list.token(run, len));
+        }
         let claimable = self.claims.len() < self.claims_max;
         if let Some(window) = self.plan_remembering(need, claimable) {
             if window.cost.is_pending() {
@@ -78,13 +82,32 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
         Reserve::Full
     }
 
+    /// The commonest plan, without planning: nothing is on its way, and the coldest resident and its free
+    /// neighbours are enough. What [`plan`](Self::plan) and [`take_planned`](Self::take_planned) would do then.
+    fn take_coldest(&mut self, need: u64) -> Option<u32> {
+        if self.timelines.is_waited() {
+            return None;
+        }
+        let entry = self.coldest()?;
+        let allowed = Allowed {
+            coldest: entry,
+            waiting: false,
+        };
+        self.alone(need, allowed)?;
+        let run = self.evict_entry(entry);
+        self.list.take_from(run, need).ok()
+    }
+
     /// Makes room where a window that waits for nothing proves that it can be made: evicts the coldest
     /// one after the other, which keeps the order and costs no more than what comes back, as long as that
     /// stays within [`SPARE`] times the request; then what a window planned anew still needs.
     pub(super) fn take_planned(&mut self, window: Window, need: u64) -> Option<u32> {
         let mut spare = need.saturating_mul(SPARE);
         let mut evicted = false;
-        while let Some(entry) = self.coldest_that_helps(need) {
+        // Without room for one more run, what is longer than needed cannot be cut: the window alone is sure.
+        while self.list.has_room(1)
+            && let Some(entry) = self.coldest_that_helps(need)
+        {
             let len = self.list.node(self.residents.entries[entry].run).len;
             if len > spare {
                 break;
@@ -108,15 +131,14 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
 
     /// The coldest idle resident, of a bounded number, that is part of a window for `need` granules.
     fn coldest_that_helps(&self, need: u64) -> Option<u32> {
-        let mut entries = self.order.coldest_first().take(STARTS_MAX).peekable();
+        let mut entries = self.coldest_first().take(STARTS_MAX).peekable();
         let coldest = *entries.peek()?;
         entries.find(|entry| self.can_help(self.residents.entries[*entry].run, need, coldest))
     }
 
     /// Plans, and remembers a refusal until something becomes free or evictable.
     pub(super) fn plan_remembering(&mut self, need: u64, claimable: bool) -> Option<Window> {
-        // A window may need two more runs than it replaces, one at each end.
-        if need >= self.refused_min || !self.list.has_room(2) {
+        if need >= self.refused_min {
             return None;
         }
         let window = self.plan(need, claimable);
@@ -135,7 +157,7 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
         let mut slot = window.first;
         loop {
             let node = self.list.node(slot);
-            if node.tag == Tag::Idle {
+            if node.tag == Tag::Resident {
                 // Merging keeps the lower of two free runs, so `first` stays what it is.
                 slot = self.evict_entry(node.owner);
             }

@@ -9,8 +9,9 @@ use crate::free_list::Tag;
 use crate::id::PoolId;
 use crate::placement::Placement;
 use crate::resident::Lease;
+use crate::store::Store;
 
-impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
+impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> {
     /// Whether `key` is resident. O(1) expected; does not count as use.
     #[must_use]
     pub fn is_resident<Q>(&self, key: &Q) -> bool
@@ -40,22 +41,21 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
         Q: Eq + Hash + ?Sized,
     {
         let entry = self.residents.find(key)?;
-        Some(self.residents.entries[entry].leases)
+        Some(u64::from(self.residents.entries[entry].leases))
     }
 
     /// Metadata of what a lease holds, which its key need not be bound to any more. `None` if another
     /// pool made the lease. O(1).
     #[must_use]
     pub fn lease_meta(&self, lease: &Lease) -> Option<&M> {
-        self.check_lease(lease).ok()?;
-        Some(&self.residents.entries[lease.entry].meta)
+        self.leased(lease).ok().map(|resident| &resident.meta)
     }
 
     /// Keys that are resident with their metadata and leases, in no order. O(1) a step.
     pub fn residents(&self) -> impl Iterator<Item = (&K, &M, u64)> + '_ {
         self.residents
             .iter()
-            .map(|entry| (&entry.key, &entry.meta, entry.leases))
+            .map(|entry| (&entry.key, &entry.meta, u64::from(entry.leases)))
     }
 
     /// Counts and bytes of this moment. O(1).
@@ -67,8 +67,8 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
             usable: self.list.usable(),
             free: self.list.bytes(Tag::Free),
             owned: self.list.bytes(Tag::Caller),
-            resident_leased: self.list.bytes(Tag::Leased),
-            resident_idle: self.list.bytes(Tag::Idle),
+            resident_leased: self.list.bytes(Tag::Resident) - self.idle,
+            resident_idle: self.idle,
             waiting: self.list.bytes(Tag::Waiting),
             claimed: self.list.bytes(Tag::Claimed),
             quarantined: self.list.bytes(Tag::Quarantined),
@@ -97,8 +97,8 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, E> {
         self.list.slots().map(|slot| {
             let node = self.list.node(slot);
             let state = match node.tag {
-                Tag::Leased | Tag::Idle => RunState::Resident {
-                    leases: self.residents.entries[node.owner].leases,
+                Tag::Resident => RunState::Resident {
+                    leases: u64::from(self.residents.entries[node.owner].leases),
                 },
                 Tag::Waiting => RunState::Waiting,
                 Tag::Claimed => RunState::Claimed,

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::hash::RandomState;
 
 use slab_core::{
-    Allocation, Claim, Credit, Error, Evict, Fence, Lease, Placement, Pool, PoolConfig, PoolId,
-    Reclaimed, Refused, Region, Reserve, RunState, TimelineId,
+    Allocation, Claim, Credit, Error, Evict, Fence, Heap, Inline, Lease, Placement, Pool,
+    PoolConfig, PoolId, Reclaimed, Refused, Region, Reserve, RunState, Store, TimelineId,
 };
 use slab_model::{
     Answer, FencePick, NaivePool, Polled, PoolOp, Published, Run, RunKind, ShadowMemory,
@@ -19,8 +19,8 @@ struct Held<T> {
     token: T,
 }
 
-pub(crate) struct Harness<E = Credit> {
-    pool: Pool<u32, u32, RandomState, E>,
+pub(crate) struct Harness<St: Store = Heap, E: Evict = Credit<St>> {
+    pool: Pool<u32, u32, RandomState, St, E>,
     oracle: NaivePool,
     shadow: ShadowMemory,
     config: PoolConfig,
@@ -47,6 +47,9 @@ pub(crate) enum Sabotage {
     ReachTooFar,
 }
 
+/// Room for more than a slab of the tests can be cut into, times three timelines.
+pub(crate) type InlineStore = Inline<640, 384>;
+
 impl Harness {
     /// With the default policy.
     pub(crate) fn new(
@@ -54,11 +57,24 @@ impl Harness {
         placement: Placement,
         adjust: impl FnOnce(&mut PoolConfig),
     ) -> Self {
-        Self::with_policy(granules, placement, adjust, Credit::new(0, 16), false)
+        Self::with_policy(granules, placement, adjust, Credit::new(16), false)
     }
 }
 
-impl<E: Evict> Harness<E> {
+impl Harness<InlineStore> {
+    /// With the default policy and no heap.
+    pub(crate) fn new_inline(
+        granules: u64,
+        placement: Placement,
+        adjust: impl FnOnce(&mut PoolConfig),
+    ) -> Self {
+        let config = config(granules, placement, adjust);
+        let pool = Pool::new_inline(config.clone(), RandomState::new());
+        Self::of(granules, config, pool, false)
+    }
+}
+
+impl<E: Evict> Harness<Heap, E> {
     pub(crate) fn with_policy(
         granules: u64,
         placement: Placement,
@@ -66,17 +82,34 @@ impl<E: Evict> Harness<E> {
         policy: E,
         is_lru: bool,
     ) -> Self {
-        // A tail that is not a whole granule.
-        let mut config = PoolConfig::new(PoolId::new(), granules * ALIGNMENT + 100);
-        config.alignment = ALIGNMENT;
-        config.placement = placement;
-        config.timelines_max = 3;
-        config.runs_reserved = 0;
-        config.residents_reserved = 0;
-        adjust(&mut config);
+        let config = config(granules, placement, adjust);
+        let pool = Pool::with_policy(config.clone(), RandomState::new(), policy)
+            .expect("valid configuration");
+        Self::of(granules, config, pool, is_lru)
+    }
+}
+
+fn config(granules: u64, placement: Placement, adjust: impl FnOnce(&mut PoolConfig)) -> PoolConfig {
+    // A tail that is not a whole granule.
+    let mut config = PoolConfig::new(PoolId::new(), granules * ALIGNMENT + 100);
+    config.alignment = ALIGNMENT;
+    config.placement = placement;
+    config.timelines_max = 3;
+    config.runs_reserved = 0;
+    config.residents_reserved = 0;
+    adjust(&mut config);
+    config
+}
+
+impl<St: Store, E: Evict> Harness<St, E> {
+    fn of(
+        granules: u64,
+        config: PoolConfig,
+        pool: Pool<u32, u32, RandomState, St, E>,
+        is_lru: bool,
+    ) -> Self {
         Self {
-            pool: Pool::with_policy(config.clone(), RandomState::new(), policy)
-                .expect("valid configuration"),
+            pool,
             oracle: NaivePool::new(
                 granules,
                 config.residents_max as usize,
