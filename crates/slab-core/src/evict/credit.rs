@@ -8,7 +8,7 @@ use super::ghosts::Ghosts;
 use crate::slots::NIL;
 #[cfg(feature = "alloc")]
 use crate::store::Heap;
-use crate::store::{Inline, Store};
+use crate::store::{Array, Inline, Store};
 
 /// Uses beyond this many earn no more credit, so that what was popular once is given up in the end.
 const USES_MAX: u8 = 8;
@@ -43,6 +43,9 @@ macro_rules! define_credit {
         pub struct Credit<St: Store $($default)*> {
             /// Idle entries by level of credit, each queue in the order of becoming idle.
             queues: [Queue; QUEUES],
+            /// Neighbours in the queue, by entry. Apart from the ranks: two of three that change when an entry
+            /// leaves its queue are of other entries, and here they lie close together.
+            links: St::Array<Links>,
             /// Bit `q`: queue `q` has members.
             taken: u128,
             ghosts: Ghosts<St>,
@@ -66,13 +69,17 @@ struct Queue {
     since: u64,
 }
 
+#[derive(Clone, Copy)]
+struct Links {
+    older: u32,
+    newer: u32,
+}
+
 /// What [`Credit`] keeps of an entry.
 #[derive(Clone, Copy, Debug)]
 pub struct CreditRank {
     /// When it last became idle.
     touched: u64,
-    older: u32,
-    newer: u32,
     uses: u8,
     /// Credit for the length.
     small: u8,
@@ -108,6 +115,7 @@ impl<St: Store> Credit<St> {
         };
         Self {
             queues: [empty; QUEUES],
+            links: <St::Array<Links> as Array<Links>>::EMPTY,
             taken: 0,
             ghosts,
             clock: 0,
@@ -133,26 +141,23 @@ impl<St: Store> Credit<St> {
         since * 8 + self.gap.saturating_mul(queue as u64)
     }
 
-    /// Takes an idle entry out of its queue.
-    fn unlink(&mut self, entry: u32, ranks: &mut impl IndexMut<u32, Output = CreditRank>) {
-        let rank = &mut ranks[entry];
-        let (older, newer) = (rank.older, rank.newer);
-        let queue = core::mem::replace(&mut rank.queue, NONE);
+    /// Takes an entry out of this queue.
+    #[inline]
+    fn unlink(&mut self, entry: u32, queue: u8, ranks: &impl Index<u32, Output = CreditRank>) {
+        let Links { older, newer } = self.links[entry as usize];
         let ends = &mut self.queues[usize::from(queue)];
-        if newer == NIL {
-            ends.newest = older;
-        } else {
-            ranks[newer].older = older;
+        match newer {
+            NIL => ends.newest = older,
+            newer => self.links[newer as usize].older = older,
         }
         if older != NIL {
-            ranks[older].newer = newer;
+            self.links[older as usize].newer = newer;
             return;
         }
         ends.oldest = newer;
-        if newer == NIL {
-            self.taken &= !(1 << queue);
-        } else {
-            ends.since = ranks[newer].touched;
+        match newer {
+            NIL => self.taken &= !(1 << queue),
+            newer => ends.since = ranks[newer].touched,
         }
     }
 }
@@ -160,16 +165,21 @@ impl<St: Store> Credit<St> {
 impl<St: Store> Evict for Credit<St> {
     type Rank = CreditRank;
 
-    fn on_insert(&mut self, _entry: u32, hash: u64, len: u64) -> CreditRank {
+    fn on_insert(&mut self, entry: u32, hash: u64, len: u64) -> CreditRank {
         let mut uses = 1;
         if let Some((before, touched)) = self.ghosts.take(hash) {
             uses = (before + 1).min(USES_MAX);
             self.learn(u64::from((self.clock as u32).wrapping_sub(touched)));
         }
+        while self.links.len() <= entry as usize {
+            let pushed = self.links.push(Links {
+                older: NIL,
+                newer: NIL,
+            });
+            assert!(pushed.is_ok(), "entries are numbered below the slots");
+        }
         CreditRank {
             touched: self.clock,
-            older: NIL,
-            newer: NIL,
             uses,
             small: len.max(1).leading_zeros() as u8,
             queue: NONE,
@@ -180,10 +190,11 @@ impl<St: Store> Evict for Credit<St> {
     fn on_hit(&mut self, entry: u32, ranks: &mut impl IndexMut<u32, Output = CreditRank>) {
         let rank = &mut ranks[entry];
         rank.uses = (rank.uses + 1).min(USES_MAX);
-        if rank.queue != NONE {
+        let queue = core::mem::replace(&mut rank.queue, NONE);
+        if queue != NONE {
             let gap = self.clock - rank.touched;
             self.learn(gap);
-            self.unlink(entry, ranks);
+            self.unlink(entry, queue, ranks);
         }
     }
 
@@ -191,20 +202,22 @@ impl<St: Store> Evict for Credit<St> {
     fn on_idle(&mut self, entry: u32, ranks: &mut impl IndexMut<u32, Output = CreditRank>) {
         self.clock += 1;
         let rank = &mut ranks[entry];
-        let index = QUEUES_PER_USE * usize::from(rank.uses) + usize::from(rank.small);
-        let ends = &mut self.queues[index];
-        let previous = core::mem::replace(&mut ends.newest, entry);
+        let queue = QUEUES_PER_USE * usize::from(rank.uses) + usize::from(rank.small);
         rank.touched = self.clock;
-        rank.older = previous;
-        rank.newer = NIL;
-        rank.queue = index as u8;
-        if self.taken & (1 << index) == 0 {
-            self.taken |= 1 << index;
-            ends.oldest = entry;
-            ends.since = self.clock;
-        } else {
-            ranks[previous].newer = entry;
+        rank.queue = queue as u8;
+        let ends = &mut self.queues[queue];
+        let previous = core::mem::replace(&mut ends.newest, entry);
+        self.links[entry as usize] = Links {
+            older: previous,
+            newer: NIL,
+        };
+        if previous != NIL {
+            self.links[previous as usize].newer = entry;
+            return;
         }
+        ends.oldest = entry;
+        ends.since = self.clock;
+        self.taken |= 1 << queue;
     }
 
     fn on_remove(
@@ -220,7 +233,7 @@ impl<St: Store> Evict for Credit<St> {
             ..
         } = ranks[entry];
         if queue != NONE {
-            self.unlink(entry, ranks);
+            self.unlink(entry, queue, ranks);
         }
         self.ghosts
             .put(hash, uses, touched as u32, self.clock as u32);
@@ -236,7 +249,7 @@ impl<St: Store> Evict for Credit<St> {
             let queue = self.first_due(taken, &heads)?;
             let head = &mut heads[queue];
             let entry = head.oldest;
-            head.oldest = ranks[entry].newer;
+            head.oldest = self.links[entry as usize].newer;
             if head.oldest == NIL {
                 taken &= !(1 << queue);
             } else {

@@ -192,6 +192,20 @@ impl<St: Store> FreeList<St> {
         self.index.give(&mut self.nodes, slot)
     }
 
+    /// Granules of the live run at `slot`, and of the free run that it would become part of.
+    pub(crate) fn len_once_free(&self, slot: u32) -> (u64, u64) {
+        let Node {
+            len, prev, next, ..
+        } = self.nodes[slot];
+        let mut merged = len;
+        for neighbour in [prev, next] {
+            if self.nodes.is_free(neighbour) {
+                merged += self.nodes[neighbour].len;
+            }
+        }
+        (len, merged)
+    }
+
     /// Hands the live run at `slot` to another owner.
     pub(crate) fn retag(&mut self, slot: u32, tag: Tag, owner: u32) {
         self.account(slot, tag);

@@ -114,7 +114,7 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
     }
 
     /// The window of the coldest entry and its free neighbours, if that is enough and need not wait. O(1).
-    pub(super) fn alone(&self, need: u64, allowed: Allowed) -> Option<Window> {
+    fn alone(&self, need: u64, allowed: Allowed) -> Option<Window> {
         let run = self.residents.entries.get(allowed.coldest)?.run;
         if run == NIL || self.cost(run, allowed)?.is_pending() {
             return None;

@@ -2,11 +2,13 @@
 
 use core::hash::{BuildHasher, Hash};
 
-use super::plan::{Allowed, STARTS_MAX, Window};
+use super::plan::{STARTS_MAX, Window};
 use super::{Claim, Pool};
 use crate::evict::Evict;
+use crate::fence::Standing;
 use crate::free_list::Tag;
 use crate::region::Allocation;
+use crate::resident::Entry;
 use crate::slots::NIL;
 use crate::store::Store;
 
@@ -89,11 +91,15 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
             return None;
         }
         let entry = self.coldest()?;
-        let allowed = Allowed {
-            coldest: entry,
-            waiting: false,
-        };
-        self.alone(need, allowed)?;
+        let Entry { run, ref marks, .. } = self.residents.entries[entry];
+        if run == NIL || self.timelines.standing(marks) != Standing::Reached {
+            return None;
+        }
+        let (own, len) = self.list.len_once_free(run);
+        // What is longer than needed leaves a rest, which takes one more run unless a neighbour gives its own.
+        if len < need || (len != need && len == own && !self.list.has_room(1)) {
+            return None;
+        }
         let run = self.evict_entry(entry);
         self.list.take_from(run, need).ok()
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::RandomState;
 
-use slab_core::{Evict, Lease, Pool, PoolConfig, PoolId, Reserve};
+use slab_core::{Evict, Heap, Lease, Pool, PoolConfig, PoolId, Reserve};
 
 use crate::replay::Cache;
 use crate::trace::size;
@@ -11,8 +11,8 @@ use crate::trace::size;
 const ALIGNMENT: u64 = 256;
 
 /// The pool under test with a policy.
-pub(crate) struct Ours<E> {
-    pool: Pool<u32, (), RandomState, E>,
+pub(crate) struct Ours<E: Evict> {
+    pool: Pool<u32, (), RandomState, Heap, E>,
     leases: Vec<Lease>,
 }
 

@@ -160,11 +160,11 @@ fn contenders(requests: &[Request]) -> Vec<Contender> {
         ),
         (
             "pool, Credit (default)",
-            Box::new(|capacity| Some(Box::new(Ours::new(capacity, Credit::new(0, GHOSTS))?))),
+            Box::new(|capacity| Some(Box::new(Ours::new(capacity, Credit::new(GHOSTS))?))),
         ),
         (
             "pool, Lru",
-            Box::new(|capacity| Some(Box::new(Ours::new(capacity, Lru::with_capacity(0))?))),
+            Box::new(|capacity| Some(Box::new(Ours::new(capacity, Lru::new())?))),
         ),
         ranked("unfragmented LRU", |_, known, _| known.now as f64),
         ranked("unfragmented LFU", |_, known, _| {
