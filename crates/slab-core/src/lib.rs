@@ -1,12 +1,16 @@
 //! Offset allocation with leases and event-gated reuse, as pure state machines.
 //!
-//! - `FreeList` (feature `alloc`) carves regions of any size from one slab, by best or by first fit;
-//! - `Pool` (feature `alloc`) adds keyed residents with leases, eviction in the order of a policy (`Evict`)
-//!   or of address neighbours when a request needs room, fences that gate reuse, and claims on bytes that are on their way back;
+//! - [`FreeList`] carves regions of any size from one slab, by best or by first fit;
+//! - [`Pool`] adds keyed residents with leases, eviction in the order of a policy ([`Evict`])
+//!   or of address neighbours when a request needs room, fences that gate reuse, and claims on bytes that
+//!   are on their way back;
 //! - `SharedPool` (feature `std`) puts one lock around a pool and the caller's own state, and hands out
 //!   guards that give their token back when dropped;
 //! - [`runs`], [`Blocks`] and `CopyList` (feature `alloc`) list the raw copies between a tensor and blocks
 //!   scattered over a region, as few as there can be.
+//!
+//! List and pool keep their map in a [`Store`]: on the heap (`Heap`, feature `alloc`), or inside the value
+//! itself ([`Inline`]), with `const` constructors, for a `static` on a machine without a heap.
 //!
 //! # How calls are named
 //! Methods of a pool that take a fact in are `handle_*` (a timeline has come this far, or has failed);
@@ -14,7 +18,7 @@
 //! `handle_*`, poll the claims; after any call that may evict, drain the reclaimed keys when convenient.
 //!
 //! # Tokens
-//! `Allocation`, `Lease` and `Claim` are rights, not handles: `#[must_use]`, not `Clone`, consumed by the
+//! [`Allocation`], [`Lease`] and [`Claim`] are rights, not handles: `#[must_use]`, not `Clone`, consumed by the
 //! call that ends them. A token carries the [`PoolId`] of its pool and is refused, and handed back in
 //! [`Refused`], anywhere else. A dropped token leaks what it owns, which is safe; the guards of
 //! `SharedPool` give it back instead.
@@ -23,8 +27,8 @@
 //! Addresses, clocks, threads, drivers, I/O, copying. The crate is `no_std` and forbids `unsafe`.
 //!
 //! # Features
-//! None by default. `alloc`: `FreeList`, `Pool` and their tokens. `std` (implies `alloc`): `SharedPool`,
-//! `PoolId::new`, and the default hasher of `Pool`.
+//! None by default: [`Inline`] stores only. `alloc`: the store `Heap` and its constructors, `CopyList`. `std` (implies
+//! `alloc`): `SharedPool`, `PoolId::new`, and the default hasher of `Pool`.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -78,7 +82,7 @@ pub use store::{Inline, Store};
 #[cfg(feature = "std")]
 pub use shared::{AllocationGuard, LeaseGuard, SharedPool};
 
-/// The example of the README, compiled.
+/// The examples of the README, compiled.
 #[cfg(all(doctest, feature = "alloc"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

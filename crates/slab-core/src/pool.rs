@@ -41,6 +41,7 @@ pub use reserve::Reserve;
 pub use stats::{PoolStats, RunState, RunView, SizeClassStats};
 
 /// Keys that left and are remembered by the default policy at most: half a MiB.
+#[cfg(feature = "alloc")]
 const GHOSTS_MAX: u32 = 65_536;
 
 // The type is written once for all cases of its defaults: one that names a type of `std` or of `alloc` exists

@@ -345,11 +345,13 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, Heap, E> {
     }
 }
 
+type Guard<'a, K, M, X, S, E> = MutexGuard<'a, Inner<K, M, X, S, E>>;
+
 /// The lock, held. Leaving it takes back what was dropped inside and wakes the waiters, on unwinding too.
 struct Held<'a, K: Eq + Hash, M, X, S: BuildHasher, E: Evict> {
     home: &'a Home<K, M, X, S, E>,
     /// Empty only while the thread sleeps in `wait`.
-    guard: Option<MutexGuard<'a, Inner<K, M, X, S, E>>>,
+    guard: Option<Guard<'a, K, M, X, S, E>>,
 }
 
 impl<K: Eq + Hash, M, X, S: BuildHasher, E: Evict> Held<'_, K, M, X, S, E> {

@@ -51,6 +51,22 @@ proptest! {
     }
 
     #[test]
+    fn a_list_without_a_heap_agrees_with_one_on_the_heap(
+        placement in prop_oneof![Just(Placement::BestFit), Just(Placement::FirstFit)],
+        ops in free_ops(CAPACITY, 120),
+    ) {
+        let mut heap = Checked::new(placement, CAPACITY, ALIGNMENT);
+        let mut inline = Checked::new_inline(placement, CAPACITY, ALIGNMENT);
+        for op in &ops {
+            let mut places = Vec::new();
+            heap.apply(op, |_, start, _, _| places.push(start));
+            inline.apply(op, |_, start, _, _| assert_eq!(places.pop(), Some(start)));
+        }
+        heap.free_all();
+        inline.free_all();
+    }
+
+    #[test]
     fn best_fit_cuts_from_the_tightest_class_and_fails_only_if_nothing_fits(
         ops in free_ops(CAPACITY, 120),
     ) {

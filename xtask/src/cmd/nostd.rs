@@ -18,6 +18,8 @@ const BUILDS: &[&[&str]] = &[
     &["slab-core", "--no-default-features"],
     &["slab-core", "--no-default-features", "--features", "alloc"],
     &["slab-memory", "--no-default-features"],
+    // A program, so that it shows that no allocator is missed.
+    &["slab-static"],
 ];
 
 impl Args {

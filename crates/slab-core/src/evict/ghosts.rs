@@ -63,7 +63,7 @@ impl<St: Store> Ghosts<St> {
     fn set(&mut self, hash: u64) -> &mut [u64] {
         let sets = (self.places.len() / WAYS) as u64;
         // The high half of a product spreads over any number of sets. At least one: a store has four slots.
-        let first = ((hash & 0xFFFF_FFFF) * sets >> 32) as usize * WAYS;
+        let first = (((hash & 0xFFFF_FFFF) * sets) >> 32) as usize * WAYS;
         &mut self.places[first..first + WAYS]
     }
 }

@@ -1,30 +1,51 @@
 //! Drives a free list and the oracle of its holes through the same calls and compares them after each.
 
-use slab_core::{Allocation, Error, FreeList, FreeListConfig, Placement, PoolId};
+use slab_core::{
+    Allocation, Error, FreeList, FreeListConfig, Heap, Inline, Placement, PoolId, Store,
+};
 use slab_model::{FreeOp, NaiveHoles};
 
-fn list(placement: Placement, capacity: u64, alignment: u64) -> FreeList {
+fn config(placement: Placement, capacity: u64, alignment: u64) -> FreeListConfig {
     let mut config = FreeListConfig::new(PoolId::new(), capacity);
     config.alignment = alignment;
     config.placement = placement;
     config.runs_reserved = 0;
-    FreeList::new(config).expect("valid configuration")
+    config
 }
 
 /// The list and the oracle that checks every placement.
-pub(crate) struct Checked {
-    list: FreeList,
+pub(crate) struct Checked<St: Store = Heap> {
+    list: FreeList<St>,
     alignment: u64,
     holes: NaiveHoles,
     pub(crate) live: Vec<Allocation>,
 }
 
 impl Checked {
+    /// On the heap.
     pub(crate) fn new(placement: Placement, capacity: u64, alignment: u64) -> Self {
+        let config = config(placement, capacity, alignment);
+        Self::of(FreeList::new(config).expect("valid configuration"))
+    }
+}
+
+/// Room for more runs than the slabs of the tests can be cut into.
+pub(crate) type InlineStore = Inline<1024, 384>;
+
+impl Checked<InlineStore> {
+    /// Without a heap.
+    pub(crate) fn new_inline(placement: Placement, capacity: u64, alignment: u64) -> Self {
+        Self::of(FreeList::new_inline(config(placement, capacity, alignment)))
+    }
+}
+
+impl<St: Store> Checked<St> {
+    fn of(list: FreeList<St>) -> Self {
+        let alignment = list.alignment();
         Self {
-            list: list(placement, capacity, alignment),
             alignment,
-            holes: NaiveHoles::new(capacity / alignment),
+            holes: NaiveHoles::new(list.capacity() / alignment),
+            list,
             live: Vec::new(),
         }
     }
