@@ -26,6 +26,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("slab-model", &["slab-core"]),
     ("slab-bench", &["slab-core"]),
     ("slab-loom", &["slab-core"]),
+    ("slab-static", &["slab-core"]),
     ("xtask", &[]),
 ];
 
