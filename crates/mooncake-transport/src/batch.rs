@@ -38,7 +38,8 @@ pub struct Task {
     pub range: Range<u64>,
     /// Whatever keeps `range` reserved for this task: a lease guard, an allocation, or `()`. The
     /// engine drops it, before it reports the task, once nothing of the task touches the range. It
-    /// does so on its own thread or inside `submit`, so dropping must not wait for a batch.
+    /// does so on its own thread or inside `submit`, so dropping must not wait for a batch. It drops the hold
+    /// of a task that it reports as [`Local::Held`] later, once nothing touches the range.
     pub hold: Box<dyn Any + Send>,
 }
 
@@ -131,6 +132,18 @@ pub enum Reason {
     /// The engine shut down.
     #[error("the engine has shut down")]
     ShutDown,
+    /// The Mooncake library did not take the request, with this code; nothing was started.
+    #[error("the Mooncake library did not take the request (code {code})")]
+    NotTaken {
+        /// The library's code.
+        code: i32,
+    },
+    /// The Mooncake library failed the request. It does not say why; its log may.
+    #[error("the Mooncake library failed the request (state {state})")]
+    Undisclosed {
+        /// The state that the library reported.
+        state: i32,
+    },
     /// The engine gave the task up without saying why, which is a defect of the engine.
     #[error("the engine lost the task")]
     Lost,
@@ -142,6 +155,9 @@ pub enum Reason {
 pub enum Local {
     /// Nothing of the task touches the local range any more.
     Quiet,
+    /// The engine gave the task up and cannot stop what still may touch the local range. It keeps the
+    /// memory, and the task's hold, until that has ended.
+    Held,
 }
 
 /// What is known about the remote side of a settled task.
@@ -234,16 +250,13 @@ impl Completion {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn settle(&self, index: usize, remote: Remote) {
+    fn settle(&self, index: usize, local: Local, remote: Remote) {
         let waker = {
             let mut state = self.lock();
             if state.settled[index].is_some() {
                 return;
             }
-            state.settled[index] = Some(Settled {
-                local: Local::Quiet,
-                remote,
-            });
+            state.settled[index] = Some(Settled { local, remote });
             state.open -= 1;
             if state.open > 0 {
                 return;
@@ -375,7 +388,16 @@ impl Ticket {
     /// Settles the task.
     pub fn settle(mut self, remote: Remote) {
         if let Some(completion) = self.completion.take() {
-            completion.settle(self.index, remote);
+            completion.settle(self.index, Local::Quiet, remote);
+        }
+    }
+
+    /// Settles the task as one that the engine gave up and cannot stop: [`Local::Held`] and
+    /// [`Remote::Unknown`]. Memory and hold stay with the engine.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn settle_held(mut self, reason: Reason) {
+        if let Some(completion) = self.completion.take() {
+            completion.settle(self.index, Local::Held, Remote::Unknown(reason));
         }
     }
 }
@@ -383,7 +405,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if let Some(completion) = self.completion.take() {
-            completion.settle(self.index, Remote::Unknown(Reason::Lost));
+            completion.settle(self.index, Local::Quiet, Remote::Unknown(Reason::Lost));
         }
     }
 }

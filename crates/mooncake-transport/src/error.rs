@@ -232,6 +232,13 @@ pub enum EngineError {
     /// [`Access::Local`](crate::Access::Local), or start the engine with listeners.
     #[error("without listeners no peer can reach registered memory")]
     NotListening,
+    /// The engine over Mooncake's C interface failed.
+    #[cfg(feature = "ffi")]
+    #[error("the engine over the Mooncake library failed")]
+    Library {
+        /// What went wrong.
+        source: crate::ffi::LibraryError,
+    },
     /// This engine does not offer the call.
     #[error("this engine does not support {call}")]
     Unsupported {

@@ -69,7 +69,8 @@ impl Registration {
     ///
     /// When it returns, nothing of a peer touches the memory any more; only on the engine's own thread,
     /// in the drop of a hold, it cannot wait for that, and requests that are cut off in a moment keep
-    /// the memory mapped until then.
+    /// the memory mapped until then. An engine that cannot cut requests off (feature `ffi`) keeps the memory
+    /// mapped until the engine itself is gone, and running requests of peers go on touching it.
     ///
     /// # Errors
     /// The engine's error; the memory is leaked then and never freed.
