@@ -18,7 +18,7 @@
 //!
 //! What it cannot do: the library listens on every address of the machine, and any host that reaches its control
 //! port, or that it dials, can end the process with a malformed message. A failed task says neither why nor how
-//! far it came ([`Reason::Undisclosed`](crate::Reason::Undisclosed)). There is no probe. An engine has to be made after the process forks.
+//! far it came ([`Reason::Undisclosed`]). There is no probe. An engine has to be made after the process forks.
 //!
 //! ```no_run
 //! use mooncake_transport::Engine;

@@ -29,6 +29,12 @@ const FEATURE_SETS: &[&[&str]] = &[
         "--features",
         "pipe",
     ],
+    &[
+        "mooncake-transport",
+        "--no-default-features",
+        "--features",
+        "ffi",
+    ],
     &["mooncake-transport", "--all-features"],
 ];
 
