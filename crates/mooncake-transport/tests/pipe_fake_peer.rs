@@ -227,6 +227,18 @@ fn a_failed_read_is_tried_again_answered_and_ends_the_receiving_direction() {
     pipe.close(LONG).unwrap();
 }
 
+// row: P7.16
+#[test]
+fn an_engine_that_restarted_under_its_name_is_found_again() {
+    let (mut pipe, mut peer) = ours();
+    for seed in 0..3 {
+        peer.send_image(0, &image_of(&bytes(seed, 5_000)));
+        assert_receives(&mut pipe, seed, 5_000);
+        assert_eq!(peer.answer(), [b"ACK".to_vec()]);
+        peer.restart_engine();
+    }
+}
+
 // row: P7.11, P8.4
 #[test]
 fn an_address_that_is_not_the_peers_cannot_be_read() {

@@ -37,6 +37,8 @@ enum What {
     Transfer,
     /// One push at a time: beside bare ZeroMQ echoes and a bare transfer
     Push,
+    /// Tensors through the pipe: beside the old kind of pipe with the real engine
+    Pipe,
 }
 
 impl What {
@@ -54,6 +56,15 @@ impl What {
                 "bench_transfer",
             ],
             Self::Push => ["--package", "ec-connector", "--example", "bench_push"],
+            Self::Pipe => ["--package", "mooncake-transport", "--example", "bench_pipe"],
+        }
+    }
+
+    /// The features that the program needs besides its package's own choice.
+    fn features(self) -> &'static [&'static str] {
+        match self {
+            Self::Pipe => &["--features", "pipe"],
+            _ => &[],
         }
     }
 }
@@ -70,7 +81,10 @@ impl Args {
             bail!("only `bench trace` takes a file");
         }
         let mut command = runner.cargo(&["run", "--release", "--quiet", "--locked"]);
-        command.args(self.what.program()).arg("--");
+        command
+            .args(self.what.program())
+            .args(self.what.features())
+            .arg("--");
         if self.json {
             command.arg("--json");
         }
@@ -78,7 +92,7 @@ impl Args {
             // The program runs in the workspace root, wherever the command was typed.
             command.arg(absolute(file)?);
         }
-        if let What::Transfer = self.what {
+        if let What::Transfer | What::Pipe = self.what {
             let fixture = fixture::prepare(runner.root());
             command.envs(fixture.environment());
             fixture.into_result()?;

@@ -190,6 +190,20 @@ impl OldPeer {
         }
     }
 
+    /// Starts another engine in the place of this one: the same name, other ports, other memory.
+    pub(crate) fn restart_engine(&mut self) {
+        let port = self.engine.control_address().port();
+        let mut config = TcpConfig::default();
+        config.control_port = Some(port);
+        self.registration = None;
+        // The old one has to let go of the port first; any other will do for the moment.
+        self.engine = TcpEngine::start(TcpConfig::default()).unwrap();
+        self.engine = TcpEngine::start(config).unwrap();
+        self.slab = Arc::new(HostSlab::new(1 << 20).unwrap());
+        let registration = self.engine.register(self.slab.clone(), Access::RemoteRead);
+        self.registration = Some(registration.unwrap());
+    }
+
     /// Peers cannot read the memory any more.
     pub(crate) fn unregister(&mut self) {
         self.registration.take().unwrap().unregister().unwrap();
