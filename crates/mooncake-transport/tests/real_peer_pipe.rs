@@ -9,7 +9,7 @@ mod pipe_support;
 use std::time::Duration;
 
 use mooncake_transport::pipe::{
-    Broken, Dialect, Dtype, Message, Pipe, PipeOptions, Role, SendError, Tensor, Waiting,
+    Broken, Dialect, Dtype, Message, Pipe, PipeOptions, RecvError, Role, SendError, Tensor, Waiting,
 };
 use pipe_support::{LONG, bytes, config, free_bases, options, recv_broken, send, start, within};
 use process::Process;
@@ -170,6 +170,78 @@ fn a_killed_peer_is_an_error_in_time_and_the_buffers_come_back() {
         assert_eq!(refused, Err(SendError::Broken(Broken::PeerGone)));
     });
     assert_eq!(pipe.receiver().bytes_in_use(), 0);
+    within(Duration::from_secs(5), || drop(pipe));
+}
+
+/// Long enough to be interrupted.
+const LARGE: u64 = 64 << 20;
+
+/// Lets the peer send a large tensor and returns while its bytes are on their way.
+fn begin_to_receive(pipe: &mut Pipe, peer: &mut PeerPipe) {
+    peer.call(json!({"do": "send_zeros", "length": LARGE}));
+    let begin = std::time::Instant::now();
+    loop {
+        match pipe.receiver().recv(Duration::from_millis(1)) {
+            Err(RecvError::TimedOut(Waiting::Bytes)) => return,
+            Err(RecvError::TimedOut(_)) => assert!(begin.elapsed() < LONG),
+            other => panic!("too late: {other:?}"),
+        }
+    }
+}
+
+// row: P7.7, P8.4
+#[test]
+#[ignore = "needs-network: the Mooncake wheel"]
+fn a_peer_killed_while_its_tensor_is_read_is_an_error_in_time() {
+    let (mut pipe, mut peer) =
+        PeerPipe::with_ours(Role::Prefill, |options| options.receive_bytes = 80 << 20);
+    begin_to_receive(&mut pipe, &mut peer);
+    peer.process.kill();
+    let why = within(LONG, || recv_broken(&mut pipe));
+    assert!(matches!(why, Broken::Read(_) | Broken::PeerGone), "{why}");
+    assert_eq!(pipe.receiver().bytes_in_use(), 0);
+    within(Duration::from_secs(5), || drop(pipe));
+}
+
+// row: P7.7, P8.4
+#[test]
+#[ignore = "needs-network: the Mooncake wheel"]
+fn a_peer_stopped_while_its_tensor_is_read_is_an_error_in_time() {
+    let (mut pipe, mut peer) = PeerPipe::with_ours(Role::Decode, |options| {
+        options.receive_bytes = 80 << 20;
+        options.read_timeout = Duration::from_secs(1);
+    });
+    begin_to_receive(&mut pipe, &mut peer);
+    let stop = std::process::Command::new("kill")
+        .args(["-STOP", &peer.process.id().to_string()])
+        .status();
+    assert!(stop.unwrap().success());
+    let why = within(LONG, || recv_broken(&mut pipe));
+    assert_eq!(why, Broken::ReadTimeout { timeout_ms: 1_000 });
+    // Neither the answer that nobody takes nor the read that does not end hold up the close.
+    within(Duration::from_secs(5), || drop(pipe));
+}
+
+// row: P7.7, P7.9, P8.4
+#[test]
+#[ignore = "needs-network: the Mooncake wheel"]
+fn a_peer_killed_while_it_reads_from_us_is_an_error_in_time() {
+    let (mut pipe, mut peer) =
+        PeerPipe::with_ours(Role::Prefill, |options| options.send_bytes = 80 << 20);
+    let data = vec![0; LARGE as usize];
+    let tensor = Tensor {
+        dtype: Dtype::U8,
+        shape: &[LARGE],
+        bytes: &data,
+    };
+    peer.process
+        .begin(&json!({"do": "serve", "count": 1, "echo": false}))
+        .unwrap();
+    pipe.sender().send(tensor, LONG).unwrap();
+    std::thread::sleep(Duration::from_millis(10));
+    peer.process.kill();
+    let refused = within(LONG, || pipe.sender().flush(LONG));
+    assert_eq!(refused, Err(SendError::Broken(Broken::PeerGone)));
     within(Duration::from_secs(5), || drop(pipe));
 }
 
