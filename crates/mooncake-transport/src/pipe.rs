@@ -136,8 +136,8 @@ impl Pipe {
         let other = config.side(role.peer());
         let linger = options.linger;
 
-        let sent = Buffers::new(options.send_bytes)?;
-        let received = Buffers::new(options.receive_bytes)?;
+        let sent = Buffers::new("send_bytes", options.send_bytes)?;
+        let received = Buffers::new("receive_bytes", options.receive_bytes)?;
         let sent_registration = engine.register(sent.slab().clone(), Access::RemoteRead)?;
         let received_registration = engine.register(received.slab().clone(), Access::Local)?;
 

@@ -43,13 +43,14 @@ impl Buffer {
 }
 
 impl Buffers {
-    pub(super) fn new(len: u64) -> Result<Self, StartError> {
+    /// `setting` is the option that says how many bytes.
+    pub(super) fn new(setting: &'static str, len: u64) -> Result<Self, StartError> {
         let slab = Arc::new(HostSlab::new(len).map_err(StartError::Memory)?);
         let config = PoolConfig::new(PoolId::new(), len);
-        // A power of two, and at least one granule: the options are checked.
+        // Less than one granule is all that could be wrong.
         let (min, max) = (config.alignment, u64::MAX);
         let pool = Pool::new(config).map_err(|_| StartError::Setting {
-            setting: "send_bytes",
+            setting,
             value: len,
             min,
             max,
@@ -111,7 +112,7 @@ mod tests {
     // row: P7.10
     #[test]
     fn a_region_that_is_dropped_elsewhere_makes_room() {
-        let buffers = Buffers::new(64 << 10).unwrap();
+        let buffers = Buffers::new("send_bytes", 64 << 10).unwrap();
         assert_eq!(buffers.usable(), 64 << 10);
         let buffer = buffers.reserve(40 << 10).unwrap();
         assert_eq!(buffer.address(), buffers.slab().address() + buffer.offset());

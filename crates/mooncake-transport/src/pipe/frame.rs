@@ -193,7 +193,7 @@ fn decode_note(frame: &[u8]) -> Result<Note, NoticeError> {
 pub enum Verdict {
     /// The bytes are there; the sender may reuse its memory.
     Taken,
-    /// The receiver gave up; it does not touch the sender's memory any more and reads no further.
+    /// The receiver gave up: it has no use for the sender's memory any more, and receives no further.
     Failed,
 }
 

@@ -15,7 +15,6 @@ use super::socket::{Incoming, Outgoing, wait, wait_to_send};
 use super::state::{Delivery, RecvMachine, RecvWant, Retry};
 use crate::batch::{Batch, Remote, Task};
 use crate::engine::Engine;
-use crate::error::seconds;
 use crate::registration::Registration;
 use crate::segment::Segment;
 use crate::wire::data::Op;
@@ -338,7 +337,11 @@ impl PipeReceiver {
             return Ok(());
         }
         let link = self.notices.link()?;
-        if link.is_gone() || link.is_another() {
+        if link.is_another() {
+            self.machine.handle_broken(Broken::PeerRestarted);
+            return Ok(());
+        }
+        if link.is_gone() {
             // Nobody waits for it.
             self.machine.handle_broken(Broken::PeerGone);
             return Ok(());
@@ -408,10 +411,6 @@ impl std::fmt::Debug for PipeReceiver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PipeReceiver")
             .field("want", &self.machine.want())
-            .field(
-                "read_timeout",
-                &seconds(self.read_timeout.as_millis() as u64),
-            )
             .finish_non_exhaustive()
     }
 }

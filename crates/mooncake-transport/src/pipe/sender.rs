@@ -167,7 +167,12 @@ impl PipeSender {
     pub fn poll(&mut self) -> Result<(), SendError> {
         // Asked before the messages are read, so that none that came before the end is missed.
         let link = self.answers.link().map_err(|why| self.fail(why))?;
-        while let Some(frames) = self.answers.try_receive().map_err(|why| self.fail(why))? {
+        // One answer more than there are notices ends the direction, and with it this loop: a peer that
+        // goes on sending keeps nobody here.
+        while self.machine.broken().is_none() {
+            let Some(frames) = self.answers.try_receive().map_err(|why| self.fail(why))? else {
+                break;
+            };
             // The buffer, if one comes back, goes to the pool here.
             drop(self.machine.handle_answer(&frames, Instant::now()));
         }
