@@ -6,7 +6,7 @@ mod free_list_harness;
 
 use free_list_harness::Checked;
 use libfuzzer_sys::fuzz_target;
-use slab_core::Placement;
+use slab_core::{Placement, Store};
 use slab_fuzz::{Tape, is_twin};
 use slab_model::FreeOp;
 
@@ -21,7 +21,14 @@ fuzz_target!(|bytes: &[u8]| {
     } else {
         Placement::FirstFit
     };
-    let mut checked = Checked::new(placement, CAPACITY, ALIGNMENT);
+    if first & 2 == 0 {
+        drive(Checked::new(placement, CAPACITY, ALIGNMENT), tape);
+    } else {
+        drive(Checked::new_inline(placement, CAPACITY, ALIGNMENT), tape);
+    }
+});
+
+fn drive<St: Store>(mut checked: Checked<St>, mut tape: Tape<'_>) {
     let mut frees = 0;
     while let Some(op) = tape.free_op(CAPACITY) {
         if matches!(op, FreeOp::Free(_)) {
@@ -36,4 +43,4 @@ fuzz_target!(|bytes: &[u8]| {
         checked.apply(&op, |_, _, _, _| {});
     }
     checked.free_all();
-});
+}

@@ -1,4 +1,4 @@
-//! Pool operations with fences and claims, against the naive pool.
+//! Pool operations with fences and claims, on the heap and without, against the naive pool.
 #![no_main]
 
 #[allow(dead_code)]
@@ -7,7 +7,7 @@ mod pool_harness;
 
 use libfuzzer_sys::fuzz_target;
 use pool_harness::{ALIGNMENT, Harness, Sabotage};
-use slab_core::Placement;
+use slab_core::{Evict, Placement, PoolConfig, Store};
 use slab_fuzz::{Tape, is_twin};
 
 const GRANULES: u64 = 48;
@@ -21,15 +21,23 @@ fuzz_target!(|bytes: &[u8]| {
     } else {
         Placement::FirstFit
     };
-    // With the second bit every bound is within reach.
-    let mut harness = Harness::new(GRANULES, placement, |config| {
+    // With the second bit every bound is within reach; with the third the pool has no heap.
+    let adjust = |config: &mut PoolConfig| {
         if first & 2 != 0 {
             config.residents_max = 3;
             config.claims_max = 1;
             config.timelines_max = 2;
             config.reclaimed_max = 2;
         }
-    });
+    };
+    if first & 4 == 0 {
+        drive(Harness::new(GRANULES, placement, adjust), tape);
+    } else {
+        drive(Harness::new_inline(GRANULES, placement, adjust), tape);
+    }
+});
+
+fn drive<St: Store, E: Evict>(mut harness: Harness<St, E>, mut tape: Tape<'_>) {
     if is_twin() {
         harness.sabotage(Sabotage::ForgetFences);
     }
@@ -37,4 +45,4 @@ fuzz_target!(|bytes: &[u8]| {
         harness.apply(&op);
     }
     harness.give_everything_back();
-});
+}

@@ -131,3 +131,33 @@ impl Package {
             .is_none_or(|registries| !registries.is_empty())
     }
 }
+
+/// Feature combinations that the workspace build does not cover: building the
+/// workspace joins the features that its members ask of one another.
+pub(crate) const FEATURE_SETS: &[&[&str]] = &[
+    &["slab-core", "--no-default-features"],
+    &["slab-core", "--no-default-features", "--features", "alloc"],
+    &["slab-core", "--no-default-features", "--features", "std"],
+    &["slab-memory", "--no-default-features"],
+    &["slab-memory", "--no-default-features", "--features", "std"],
+    &["mooncake-transport", "--no-default-features"],
+    &[
+        "mooncake-transport",
+        "--no-default-features",
+        "--features",
+        "tcp",
+    ],
+    &[
+        "mooncake-transport",
+        "--no-default-features",
+        "--features",
+        "pipe",
+    ],
+    &[
+        "mooncake-transport",
+        "--no-default-features",
+        "--features",
+        "ffi",
+    ],
+    &["mooncake-transport", "--all-features"],
+];

@@ -5,13 +5,15 @@
 //! changed or not. So the packages are unpacked below `target` here and
 //! checked in a workspace of their own, each replaced by its package.
 
+mod scratch;
+
 use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 
 use crate::runner::Runner;
-use crate::workspace::{Metadata, Package};
+use crate::workspace::{FEATURE_SETS, Metadata, Package};
 
 /// Packages the published crates and builds them from the packages
 #[derive(clap::Args)]
@@ -56,15 +58,21 @@ impl Args {
             runner.run(&mut unpack).context("cannot unpack a package")?;
         }
         // One by one: each has to build with the features that it asks for
-        // itself.
-        for package in &published {
-            let mut check = runner.cargo(&["check", "--offline", "--quiet", "-p", &package.name]);
+        // itself, and with those that its README offers.
+        let by_default = published.iter().map(|package| vec![package.name.as_str()]);
+        let by_choice = FEATURE_SETS.iter().map(|features| features.to_vec());
+        for features in by_default.chain(by_choice) {
+            let mut check = runner.cargo(&["check", "--offline", "--quiet", "-p"]);
             check
+                .args(features)
                 .arg("--manifest-path")
                 .arg(dir.join("Cargo.toml"))
                 .arg("--target-dir")
                 .arg(runner.root().join("target"));
             runner.run(&mut check)?;
+        }
+        for package in published.iter().filter(|p| p.name == "slab-core") {
+            scratch::run(runner, &dir, &package.name, &folder(package))?;
         }
         Ok(())
     }
