@@ -134,6 +134,9 @@ impl FreeList<Heap> {
     /// # Errors
     /// [`Error::InvalidAlignment`] if the alignment is not a power of two;
     /// [`Error::CapacityTooSmall`] if not one granule fits.
+    ///
+    /// # Complexity
+    /// O(runs reserved), and O(size classes of the capacity) for best fit.
     pub fn new(config: FreeListConfig) -> Result<Self, Error> {
         fn with_room<T, const N: usize>(values: [T; N], room: usize) -> Vec<T> {
             let mut array = Vec::with_capacity(room.max(N));
@@ -169,6 +172,9 @@ impl<const SLOTS: usize, const CLASSES: usize> FreeList<Inline<SLOTS, CLASSES>> 
     /// # Panics
     /// If the alignment is not a power of two, not one granule fits, or the capacity needs more size classes
     /// than the store has. In a `const` or `static` that is a compile error.
+    ///
+    /// # Complexity
+    /// O(slots + size classes) of the store.
     #[must_use]
     pub const fn new_inline(config: FreeListConfig) -> Self {
         const { Inline::<SLOTS, CLASSES>::IS_VALID };

@@ -23,6 +23,11 @@
 //! [`Refused`], anywhere else. A dropped token leaks what it owns, which is safe; the guards of
 //! `SharedPool` give it back instead.
 //!
+//! # Costs
+//! Each call states its complexity; one that states none is O(1) and touches no memory but its arguments. Nothing
+//! allocates but constructors, lists of copies, and the tables of a `Heap` store when they outgrow what their
+//! configuration reserved.
+//!
 //! # What is not here
 //! Addresses, clocks, threads, drivers, I/O, copying. The crate is `no_std` and forbids `unsafe`.
 //!

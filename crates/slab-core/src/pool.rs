@@ -102,6 +102,9 @@ impl<K: Eq + Hash, M> Pool<K, M, std::hash::RandomState> {
     ///
     /// # Errors
     /// As [`with_hasher`](Self::with_hasher).
+    ///
+    /// # Complexity
+    /// As [`with_hasher`](Self::with_hasher).
     pub fn new(config: PoolConfig) -> Result<Self, Error> {
         Self::with_hasher(config, std::hash::RandomState::new())
     }
@@ -115,6 +118,9 @@ impl<K: Eq + Hash, M, S: BuildHasher> Pool<K, M, S, Heap> {
     /// # Errors
     /// [`Error::InvalidAlignment`] if the alignment is not a power of two;
     /// [`Error::CapacityTooSmall`] if not one granule fits.
+    ///
+    /// # Complexity
+    /// O(runs and residents reserved + keys that the policy remembers).
     pub fn with_hasher(config: PoolConfig, hasher: S) -> Result<Self, Error> {
         let policy = Credit::new(config.residents_max.min(GHOSTS_MAX));
         Self::with_policy(config, hasher, policy)
@@ -128,6 +134,9 @@ impl<K: Eq + Hash, M, S: BuildHasher, E: Evict> Pool<K, M, S, Heap, E> {
     ///
     /// # Errors
     /// As [`with_hasher`](Pool::with_hasher).
+    ///
+    /// # Complexity
+    /// O(runs and residents reserved).
     pub fn with_policy(config: PoolConfig, hasher: S, policy: E) -> Result<Self, Error> {
         let list = FreeList::new(config.list())?;
         let reserved = config.residents_reserved.min(config.residents_max as usize);
@@ -148,6 +157,9 @@ impl<K, M, S, const SLOTS: usize, const CLASSES: usize> Pool<K, M, S, Inline<SLO
     /// # Panics
     /// If the alignment is not a power of two, not one granule fits, or the capacity needs more size classes
     /// than the store has. In a `const` or `static` that is a compile error.
+    ///
+    /// # Complexity
+    /// O(slots + size classes) of the store.
     #[must_use]
     pub const fn new_inline(config: PoolConfig, hasher: S) -> Self {
         Self::new_inline_with_policy(config, hasher, Credit::new_inline())

@@ -126,6 +126,9 @@ where
 
     /// Runs `body` under the lock, then wakes every thread in [`wait_until`](Self::wait_until).
     ///
+    /// # Complexity
+    /// The body's, and that of giving back each guard that was dropped in it. Nobody is notified where nobody waits.
+    ///
     /// # Panics
     /// If the calling thread is inside the lock already.
     pub fn with<R>(&self, body: impl FnOnce(&mut Pool<K, M, S, Heap, E>, &mut X) -> R) -> R {
@@ -139,6 +142,9 @@ where
     /// for ever.
     ///
     /// While `body` answers `None` nobody is woken, so it should change nothing then that others wait for.
+    ///
+    /// # Complexity
+    /// The body's, once for each time that another thread leaves the lock.
     ///
     /// # Panics
     /// If the calling thread is inside the lock already.
@@ -162,7 +168,7 @@ where
         }
     }
 
-    /// Wraps a lease that leaves the lock, so that dropping it releases it.
+    /// Wraps a lease that leaves the lock, so that dropping it releases it. Does not lock.
     ///
     /// # Errors
     /// [`Error::ForeignToken`], with the lease, if another pool made it.
@@ -183,7 +189,7 @@ where
         }
     }
 
-    /// Wraps an allocation that leaves the lock, so that dropping it frees the bytes at once.
+    /// Wraps an allocation that leaves the lock, so that dropping it frees the bytes at once. Does not lock.
     ///
     /// # Errors
     /// [`Error::ForeignToken`], with the allocation, if another pool made it.
@@ -207,7 +213,7 @@ where
         }
     }
 
-    /// Borrows the resident of `key`, or returns `None` if there is none.
+    /// Borrows the resident of `key`, or returns `None` if there is none. O(1) expected, under the lock.
     ///
     /// # Panics
     /// If the calling thread is inside the lock already.

@@ -16,7 +16,7 @@ pub struct CopyList {
 }
 
 impl CopyList {
-    /// A list of `places` places.
+    /// A list of `places` places. O(places).
     #[must_use]
     pub fn new(places: usize) -> Self {
         let mut list = Self::default();

@@ -90,7 +90,7 @@ pub struct CreditRank {
 impl Credit<Heap> {
     /// A policy without entries, with a memory for `ghosts` keys that left, of 8 bytes each, allocated at
     /// once. A [`Pool`](crate::Pool) made without a policy of the caller's remembers as many as it may have
-    /// residents, at most 65,536.
+    /// residents, at most 65,536. O(ghosts).
     #[must_use]
     pub fn new(ghosts: u32) -> Self {
         Self::with(Ghosts::new(ghosts))
@@ -99,7 +99,7 @@ impl Credit<Heap> {
 
 impl<const SLOTS: usize, const CLASSES: usize> Credit<Inline<SLOTS, CLASSES>> {
     /// A policy without entries and without a heap, with a memory for as many keys that left as the store has
-    /// slots.
+    /// slots. O(slots).
     #[must_use]
     pub const fn new_inline() -> Self {
         Self::with(Ghosts::new_inline())

@@ -87,7 +87,7 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
         stats
     }
 
-    /// Evictions and refusals by power of two of the length, for classes in which any happened.
+    /// Evictions and refusals by power of two of the length, for classes in which any happened. 65 classes are looked at.
     pub fn size_classes(&self) -> impl Iterator<Item = SizeClassStats> + '_ {
         self.classes.iter()
     }

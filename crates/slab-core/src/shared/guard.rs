@@ -51,7 +51,8 @@ impl LeaseGuard {
         self.lease.as_ref().map_or(Region::EMPTY, Lease::region)
     }
 
-    /// Releases the lease; the bytes may be used until `fences` are reached.
+    /// Releases the lease; the bytes may be used until `fences` are reached. Costs what
+    /// [`Pool::release`](crate::Pool::release) does, under the lock.
     ///
     /// # Errors
     /// The guard, with [`Error::UnknownTimeline`](crate::Error::UnknownTimeline), if another pool made a
@@ -140,7 +141,8 @@ impl AllocationGuard {
             .map_or(Region::EMPTY, Allocation::region)
     }
 
-    /// Gives the bytes back; they may be used until `fences` are reached.
+    /// Gives the bytes back; they may be used until `fences` are reached. Costs what
+    /// [`Pool::free`](crate::Pool::free) does, under the lock.
     ///
     /// # Errors
     /// The guard, with [`Error::UnknownTimeline`](crate::Error::UnknownTimeline), if another pool made a
@@ -156,7 +158,7 @@ impl AllocationGuard {
         }
     }
 
-    /// Takes the bytes out of use for good: something may still write to them.
+    /// Takes the bytes out of use for good: something may still write to them. O(1), under the lock.
     ///
     /// # Errors
     /// The guard, if two pools share its pool's id.
