@@ -7,6 +7,7 @@ pub(crate) mod coverage;
 pub(crate) mod fixture;
 pub(crate) mod fuzz;
 pub(crate) mod licences;
+pub(crate) mod miri;
 pub(crate) mod model;
 pub(crate) mod nostd;
 pub(crate) mod package;

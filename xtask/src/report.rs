@@ -1,6 +1,6 @@
 //! The result of a test run: what ran, of which kind, with which outcome.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -108,6 +108,21 @@ impl Class {
             Self::NeedsGpu | Self::NeedsComponent => true,
             Self::Unclassed => false,
         }
+    }
+}
+
+/// A command that could not run here, as part of what it is or whole.
+#[derive(Debug)]
+pub(crate) struct NotRun {
+    pub(crate) what: String,
+    pub(crate) class: Class,
+    pub(crate) why: String,
+}
+
+impl fmt::Display for NotRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, class, why } = self;
+        write!(f, "ignored ({}): {what}: {why}", class.label())
     }
 }
 

@@ -1,7 +1,10 @@
 //! Runs of blocks, the copies they make, and the lists that hold them, against the per-block loop.
 
+mod cases;
+
 use std::num::NonZeroU64;
 
+use cases::config;
 use proptest::prelude::*;
 use slab_core::{BlockRun, Blocks, CopyList, CopyListPool, CopySpan, DescriptorError, runs};
 
@@ -40,7 +43,7 @@ fn per_block(copies: &[CopySpan], block: u64) -> Vec<CopySpan> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(2000))]
 
     #[test]
     fn runs_are_the_fewest_that_give_the_ids_back(ids in ids(500)) {

@@ -1,7 +1,10 @@
 //! The policies order idle entries as their definitions say, whatever happens to the entries.
 
+mod cases;
+
 use std::ops::{Index, IndexMut};
 
+use cases::config;
 use proptest::prelude::*;
 use slab_core::{Credit, CreditRank, Evict, Inline, Lru};
 use slab_model::NaiveCredit;
@@ -51,6 +54,9 @@ enum Event {
     /// A key's resident leaves, idle or not.
     Remove { key: u32 },
 }
+
+/// Of a list; an interpreter takes minutes for as many as an ordinary run.
+const EVENTS: usize = if cfg!(miri) { 60 } else { 400 };
 
 fn events(keys: u32, count: usize) -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
@@ -119,21 +125,21 @@ fn check_credit(mut policy: impl Evict<Rank = CreditRank>, events: Vec<Event>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(400))]
 
     #[test]
-    fn credit_orders_and_prices_as_its_definition_says(events in events(24, 400)) {
+    fn credit_orders_and_prices_as_its_definition_says(events in events(24, EVENTS)) {
         // Room enough that no set of the memory overflows.
         check_credit(Credit::new(1 << 12), events);
     }
 
     #[test]
-    fn credit_without_a_heap_orders_and_prices_the_same(events in events(24, 400)) {
+    fn credit_without_a_heap_orders_and_prices_the_same(events in events(24, EVENTS)) {
         check_credit(Credit::<Inline<4096>>::new_inline(), events);
     }
 
     #[test]
-    fn lru_orders_by_the_end_of_the_last_lease(events in events(24, 400)) {
+    fn lru_orders_by_the_end_of_the_last_lease(events in events(24, EVENTS)) {
         let (mut policy, mut oracle) = (Lru::new(), NaiveCredit::default());
         let mut ranks = Ranks::new();
         let mut idle: Vec<u32> = Vec::new();

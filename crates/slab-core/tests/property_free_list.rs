@@ -1,7 +1,9 @@
 //! Any list of calls agrees with the naive allocators: placements, failures, map and byte counts.
 
+mod cases;
 mod free_list_harness;
 
+use cases::config;
 use free_list_harness::{Checked, pick_from};
 use proptest::prelude::*;
 use slab_core::{FreeList, FreeListConfig, Placement, PoolId};
@@ -10,15 +12,6 @@ use slab_model::{FreeOp, NaiveFirstFit, free_ops};
 const ALIGNMENT: u64 = 256;
 /// Enough granules for wide size classes (64 and up), and a tail that is not a whole one.
 const CAPACITY: u64 = 700 * ALIGNMENT + 77;
-
-fn config(cases: u32) -> ProptestConfig {
-    // A failing case becomes a named test, not a file beside the sources.
-    ProptestConfig {
-        cases,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
-}
 
 fn crowded_op() -> impl Strategy<Value = FreeOp> {
     prop_oneof![

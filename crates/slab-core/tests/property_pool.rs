@@ -1,9 +1,11 @@
 //! Any list of calls to a pool keeps the invariants, and the map agrees with the naive pool run for run.
 
+mod cases;
 mod pool_harness;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use cases::config;
 use pool_harness::{Harness, Sabotage};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -13,18 +15,12 @@ use slab_model::pool_ops;
 
 const GRANULES: u64 = 48;
 const KEYS: u32 = 7;
+/// Calls of a list; an interpreter takes minutes for as many as an ordinary run.
+const OPS: usize = if cfg!(miri) { 60 } else { 150 };
+const OPS_MANY: usize = if cfg!(miri) { 100 } else { 400 };
 
 fn placements() -> impl Strategy<Value = Placement> {
     prop_oneof![Just(Placement::BestFit), Just(Placement::FirstFit)]
-}
-
-fn config(cases: u32) -> ProptestConfig {
-    // A failing case becomes a named test, not a file beside the sources.
-    ProptestConfig {
-        cases,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
 }
 
 proptest! {
@@ -34,7 +30,7 @@ proptest! {
     #[test]
     fn any_order_of_calls_keeps_every_invariant(
         placement in placements(),
-        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, 150),
+        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, OPS),
     ) {
         let mut harness = Harness::new(GRANULES, placement, |_| {});
         for op in &ops {
@@ -47,7 +43,7 @@ proptest! {
     #[test]
     fn any_order_of_calls_keeps_every_invariant_at_the_bounds(
         placement in placements(),
-        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, 150),
+        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, OPS),
     ) {
         let mut harness = Harness::new(GRANULES, placement, |config| {
             config.residents_max = 3;
@@ -65,7 +61,7 @@ proptest! {
     #[test]
     fn any_order_of_calls_keeps_every_invariant_without_a_heap(
         placement in placements(),
-        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, 150),
+        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, OPS),
     ) {
         let mut harness = Harness::new_inline(GRANULES, placement, |config| {
             config.reclaimed_max = 5;
@@ -80,7 +76,7 @@ proptest! {
     #[test]
     fn any_order_of_calls_keeps_every_invariant_with_least_recently_used(
         placement in placements(),
-        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, 150),
+        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, OPS),
     ) {
         let bounds = |config: &mut slab_core::PoolConfig| config.residents_max = 4;
         let mut harness =
@@ -95,7 +91,7 @@ proptest! {
     #[test]
     fn any_order_of_calls_keeps_every_invariant_with_many_small_residents(
         placement in placements(),
-        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, 40, 400),
+        ops in pool_ops(GRANULES * pool_harness::ALIGNMENT, 40, OPS_MANY),
     ) {
         let mut harness = Harness::new(4 * GRANULES, placement, |_| {});
         for op in &ops {
@@ -108,7 +104,7 @@ proptest! {
 /// Whether some list of calls shows the fault.
 fn is_caught(sabotage: Sabotage) -> bool {
     let mut runner = TestRunner::deterministic();
-    let ops = pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, 150);
+    let ops = pool_ops(GRANULES * pool_harness::ALIGNMENT, KEYS, OPS);
     (0..200).any(|_| {
         let ops = ops
             .new_tree(&mut runner)

@@ -120,6 +120,7 @@ fn a_slab_without_one_granule_or_with_an_odd_alignment_is_refused() {
 
 // row: A4
 #[test]
+#[cfg_attr(miri, ignore = "starts the compiler, which Miri cannot interpret")]
 fn a_double_free_does_not_compile() {
     let cases = trybuild::TestCases::new();
     cases.compile_fail("tests/ui/double_free.rs");

@@ -75,6 +75,7 @@ fn displaced_bytes_come_back_once_with_their_last_lease() {
 
 // row: R3b, R5
 #[test]
+#[cfg_attr(miri, ignore = "starts the compiler, which Miri cannot interpret")]
 fn a_lease_cannot_be_used_after_its_release() {
     let cases = trybuild::TestCases::new();
     cases.compile_fail("tests/ui/release_twice.rs");

@@ -4,6 +4,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 
+use crate::report::{Class, NotRun};
 use crate::runner::Runner;
 
 /// Builds slab-core and slab-memory for a bare-metal target, with and without an allocator
@@ -24,19 +25,29 @@ const BUILDS: &[&[&str]] = &[
 
 impl Args {
     pub(crate) fn run(self, runner: &Runner) -> Result<()> {
+        self.run_or_say(runner).map(|_| ())
+    }
+
+    /// Like `run`, and says what did not run.
+    pub(crate) fn run_or_say(&self, runner: &Runner) -> Result<Option<NotRun>> {
         if !runner.is_dry_run() && !has_target() {
-            println!(
-                "ignored (needs-component): target {TARGET} is not installed and cannot be added; \
-                 the same builds run for this machine in `cargo xtask check`"
-            );
-            return Ok(());
+            let not_run = NotRun {
+                what: "nostd".to_owned(),
+                class: Class::NeedsComponent,
+                why: format!(
+                    "target {TARGET} is not installed and cannot be added; \
+                     the same builds run for this machine in `cargo xtask check`"
+                ),
+            };
+            println!("{not_run}");
+            return Ok(Some(not_run));
         }
         for build in BUILDS {
             let mut command = runner.cargo(&["build", "--locked", "--quiet", "--target", TARGET]);
             command.arg("-p").args(*build);
             runner.run(&mut command)?;
         }
-        Ok(())
+        Ok(None)
     }
 }
 

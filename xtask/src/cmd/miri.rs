@@ -1,0 +1,206 @@
+//! `miri`: runs the tests of slab-core in an interpreter that notices undefined behaviour.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::libtest::{self, Outcome};
+use crate::process::{Captured, Streams, capture};
+use crate::report::{Class, LIB_TARGET, NotRun};
+use crate::runner::{Runner, display};
+use crate::workspace::{Metadata, Target};
+
+/// Interprets the tests of slab-core with Miri (needs a nightly toolchain with its components)
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only targets whose name contains TEXT (`lib`, or an integration test)
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    target: String,
+    /// Cases of each property test; each takes seconds
+    #[arg(long, value_name = "N", default_value_t = CASES)]
+    cases: u32,
+    /// Seconds after which a target is stopped and counts as failed
+    #[arg(long, value_name = "SECONDS", default_value_t = LIMIT_S)]
+    limit: u64,
+}
+
+const PACKAGE: &str = "slab-core";
+/// Tests that take Miri minutes and reach nothing that others do not.
+const SLOW: &[&str] = &["the_longest_of_a_crowded_class_is_found_after_any_removals"];
+const CASES: u32 = 2;
+/// No target needs a tenth of this; it only ends a hang.
+const LIMIT_S: u64 = 1800;
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            target: String::new(),
+            cases: CASES,
+            limit: LIMIT_S,
+        }
+    }
+}
+
+impl Args {
+    pub(crate) fn run(self, runner: &Runner) -> Result<()> {
+        self.run_or_say(runner).map(|_| ())
+    }
+
+    /// Like `run`, and says what did not run.
+    pub(crate) fn run_or_say(&self, runner: &Runner) -> Result<Option<NotRun>> {
+        if !runner.is_dry_run() && !has_miri() {
+            let not_run = NotRun {
+                what: "miri".to_owned(),
+                class: Class::NeedsComponent,
+                why: "no nightly toolchain with the components miri and rust-src: \
+                      rustup toolchain install nightly -c miri -c rust-src"
+                    .to_owned(),
+            };
+            println!("{not_run}");
+            return Ok(Some(not_run));
+        }
+        let targets = targets(&Metadata::load(runner)?);
+        let targets: Vec<_> = targets
+            .iter()
+            .filter(|target| target.contains(&self.target))
+            .collect();
+        if targets.is_empty() {
+            bail!(
+                "{PACKAGE} has no target whose name contains {:?}",
+                self.target
+            );
+        }
+        let mut failed = Vec::new();
+        for target in targets {
+            let mut command = self.command(runner, target);
+            if runner.is_dry_run() {
+                println!("+ {}", display(&command));
+                continue;
+            }
+            let limit = Duration::from_secs(self.limit);
+            let captured = capture(&mut command, Streams::Apart, limit)?;
+            if let Err(trouble) = report(target, &captured) {
+                println!("{}\n{}", captured.stdout, captured.stderr);
+                println!("{target}: {trouble:#}");
+                failed.push(target.as_str());
+            }
+        }
+        if !failed.is_empty() {
+            bail!("failed under Miri: {}", failed.join(", "));
+        }
+        Ok(None)
+    }
+
+    fn command(&self, runner: &Runner, target: &str) -> Command {
+        let mut command = Command::new("rustup");
+        command
+            .current_dir(runner.root())
+            .args(["run", "nightly", "cargo", "miri", "test", "--locked"])
+            .args(["--quiet", "--target-dir", "target/miri"])
+            .args(["--package", PACKAGE, "--features", "std"]);
+        if target == LIB_TARGET {
+            command.arg("--lib");
+        } else {
+            command.args(["--test", target]);
+        }
+        command
+            .args(["--", "--format", "pretty"])
+            .args(SLOW.iter().flat_map(|name| ["--skip", name]))
+            // Where Miri keeps the standard library that it builds for itself.
+            .env("XDG_CACHE_HOME", runner.root().join("target/miri/cache"))
+            .env("PROPTEST_CASES", self.cases.to_string())
+            // The tests see nothing else of this machine.
+            .env("MIRIFLAGS", "-Zmiri-env-forward=PROPTEST_CASES");
+        command
+    }
+}
+
+/// Whether Miri is there, and the source of the standard library that it builds for itself.
+fn has_miri() -> bool {
+    let listed = Command::new("rustup")
+        .args(["component", "list", "--installed", "--toolchain", "nightly"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output();
+    listed.is_ok_and(|output| has_components(&String::from_utf8_lossy(&output.stdout)))
+}
+
+fn has_components(listed: &str) -> bool {
+    ["miri", "rust-src"]
+        .iter()
+        .all(|component| listed.lines().any(|line| line.starts_with(component)))
+}
+
+/// The library and the integration tests.
+fn targets(metadata: &Metadata) -> Vec<String> {
+    let package = metadata.members().find(|package| package.name == PACKAGE);
+    let targets: &[Target] = package.map_or(&[], |package| &package.targets);
+    let has_kind = |target: &Target, kind: &str| target.kind.iter().any(|k| k == kind);
+    targets
+        .iter()
+        .filter_map(|target| {
+            if has_kind(target, "lib") {
+                Some(LIB_TARGET.to_owned())
+            } else {
+                has_kind(target, "test").then(|| target.name.clone())
+            }
+        })
+        .collect()
+}
+
+/// Prints a line about a target; an error if it is not whole and good.
+fn report(target: &str, captured: &Captured) -> Result<()> {
+    let tests = match libtest::parse(&captured.stdout) {
+        Ok(tests) => tests,
+        Err(error) => bail!("{}: {error:#}", captured.ending()),
+    };
+    let count = |wanted: fn(&Outcome) -> bool| tests.iter().filter(|t| wanted(&t.outcome)).count();
+    let passed = count(|outcome| matches!(outcome, Outcome::Passed));
+    println!(
+        "{:<40} {passed:>4} passed {:>3} failed {:>3} ignored {:>8.2} s",
+        format!("{PACKAGE}/{target}"),
+        count(|outcome| matches!(outcome, Outcome::Failed)),
+        count(|outcome| matches!(outcome, Outcome::Ignored(_))),
+        captured.elapsed.as_secs_f64()
+    );
+    if !captured.is_success() {
+        bail!("{}", captured.ending());
+    }
+    if passed == 0 {
+        bail!("nothing ran");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn captured(stdout: &str, code: i32) -> Captured {
+        use std::os::unix::process::ExitStatusExt;
+        Captured {
+            status: Some(std::process::ExitStatus::from_raw(code << 8)),
+            stdout: stdout.to_owned(),
+            stderr: String::new(),
+            elapsed: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn both_components_are_needed() {
+        assert!(has_components("miri-x86_64-unknown-linux-gnu\nrust-src\n"));
+        assert!(!has_components("miri-x86_64-unknown-linux-gnu\nrustc-x\n"));
+        assert!(!has_components(""));
+    }
+
+    #[test]
+    fn only_a_target_that_ran_to_its_end_and_ran_something_is_good() {
+        let good = "test a ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored\n";
+        assert!(report("t", &captured(good, 0)).is_ok());
+        assert!(report("t", &captured(good, 1)).is_err());
+        assert!(report("t", &captured("test a ... error: Undefined Behavior\n", 1)).is_err());
+        let empty = "test result: ok. 0 passed; 0 failed; 0 ignored\n";
+        assert!(report("t", &captured(empty, 0)).is_err());
+    }
+}
