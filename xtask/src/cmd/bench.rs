@@ -19,7 +19,7 @@ pub(crate) struct Args {
     /// Write what `instructions` counts as the new budget
     #[arg(long)]
     record: bool,
-    /// The trace that `trace` replays; an excerpt that comes with the project by default
+    /// The trace that `trace` and `held-out` replay; a sample that comes with the project by default
     file: Option<PathBuf>,
 }
 
@@ -31,8 +31,12 @@ enum What {
     Instructions,
     /// Residents: leases beside a hash table's lookup, evictions beside vLLM's
     Resident,
+    /// Lists of copies between a tensor and blocks, beside one copy a block
+    Descriptors,
     /// Eviction policies on a trace, beside vLLM's and bounds
     Trace,
+    /// Eviction policies on workloads that nothing was chosen on
+    HeldOut,
     /// One transfer at a time: this engine, the real engine, bare TCP
     Transfer,
     /// One push at a time: beside bare ZeroMQ echoes and a bare transfer
@@ -48,7 +52,9 @@ impl What {
             Self::Alloc => ["--package", "slab-bench", "--bin", "bench_alloc"],
             Self::Instructions => ["--package", "slab-bench", "--bin", "hot_calls"],
             Self::Resident => ["--package", "slab-bench", "--bin", "bench_resident"],
+            Self::Descriptors => ["--package", "slab-bench", "--bin", "bench_descriptors"],
             Self::Trace => ["--package", "slab-bench", "--bin", "bench_trace"],
+            Self::HeldOut => ["--package", "slab-bench", "--bin", "bench_held_out"],
             Self::Transfer => [
                 "--package",
                 "mooncake-transport",
@@ -77,8 +83,8 @@ impl Args {
         if self.record {
             bail!("only `bench instructions` has a budget to record");
         }
-        if self.file.is_some() && self.what != What::Trace {
-            bail!("only `bench trace` takes a file");
+        if self.file.is_some() && !matches!(self.what, What::Trace | What::HeldOut) {
+            bail!("only `bench trace` and `bench held-out` take a file");
         }
         let mut command = runner.cargo(&["run", "--release", "--quiet", "--locked"]);
         command
