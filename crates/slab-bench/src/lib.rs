@@ -1,4 +1,5 @@
-//! `slab-core` beside other offset allocators: the contenders and what they are put through.
+//! `slab-core` beside other offset allocators, and its eviction beside other policies ([`eviction`]): the
+//! contenders and what they are put through.
 //!
 //! Sizes and offsets are bytes; every contender works in granules of 256 bytes, so all return aligned
 //! offsets. The programs are under `src/bin`; run them with `cargo xtask bench alloc` and
@@ -6,6 +7,7 @@
 
 mod clock;
 mod contender;
+pub mod eviction;
 mod peers;
 mod random;
 mod sustained;

@@ -1,30 +1,23 @@
 //! Eviction policies on a trace of real requests, beside vLLM's rule and bounds, in one run.
 //!
 //! Run it with `cargo xtask bench trace [--json] [FILE]`. FILE has one JSON object a line with the ids that a
-//! request reads as `hash_ids`; without one, a short excerpt that comes with the project is read. Ratios
+//! request reads as `hash_ids`; without one, a sample of a sixteenth that comes with the project is read. Ratios
 //! to vLLM's rule come first. What each contender is stands in `docs/EVICTION.md`.
-
-mod bound;
-mod caches;
-mod replay;
-mod trace;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
 use serde_json::json;
-use slab_core::{Credit, Lru};
+use slab_bench::eviction::{
+    Cache, Known, Ours, Outcome, Ranked, Request, S3Fifo, SAMPLE, Sieve, Unfragmented, Vllm,
+    WTinyLfu, bound, footprint, load, references, replay,
+};
+use slab_core::{Credit, Evict, Lru};
 
-use caches::{Known, Ours, Ranked, Vllm};
-use replay::{Cache, Outcome, replay};
-use trace::{Request, footprint, load, references};
-
-const EXCERPT: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/data/conversation_trace_excerpt.jsonl"
-);
 /// Pools as parts per thousand of the footprint.
 const POOLS: [u64; 5] = [2, 10, 50, 100, 200];
+/// Bytes of the mean content.
+const LEN_MEAN: u64 = 10_000_000;
 /// What the pool remembers by default of keys that left.
 const GHOSTS: u32 = 65_536;
 
@@ -33,7 +26,7 @@ type Contender = (&'static str, Box<dyn Fn(u64) -> Option<Box<dyn Cache>>>);
 
 fn main() -> Result<(), Failure> {
     let mut as_json = false;
-    let mut file = PathBuf::from(EXCERPT);
+    let mut file = PathBuf::from(SAMPLE);
     for argument in std::env::args_os().skip(1) {
         if argument == "--json" {
             as_json = true;
@@ -97,7 +90,7 @@ fn table(requests: &[Request], permille: u64, capacity: u64, as_json: bool) {
         row(
             "upper bound",
             percent,
-            bound::bound(requests, capacity),
+            bound(requests, capacity),
             vllm,
             None,
             as_json,
@@ -158,14 +151,15 @@ fn contenders(requests: &[Request]) -> Vec<Contender> {
             "vLLM (first fit, LRU)",
             Box::new(|capacity| Some(Box::new(Vllm::new(capacity)))),
         ),
-        (
-            "pool, Credit (default)",
-            Box::new(|capacity| Some(Box::new(Ours::new(capacity, Credit::new(GHOSTS))?))),
-        ),
-        (
-            "pool, Lru",
-            Box::new(|capacity| Some(Box::new(Ours::new(capacity, Lru::new())?))),
-        ),
+        pooled("pool, Credit (default)", |_| Credit::new(GHOSTS)),
+        pooled("pool, Lru", |_| Lru::new()),
+        pooled("pool, S3-FIFO", S3Fifo::new),
+        pooled("pool, SIEVE", |_| Sieve::new()),
+        pooled("pool, W-TinyLFU", w_tiny_lfu),
+        alone("unfragmented Credit", |_| Credit::new(GHOSTS)),
+        alone("unfragmented S3-FIFO", S3Fifo::new),
+        alone("unfragmented SIEVE", |_| Sieve::new()),
+        alone("unfragmented W-TinyLFU", w_tiny_lfu),
         ranked("unfragmented LRU", |_, known, _| known.now as f64),
         ranked("unfragmented LFU", |_, known, _| {
             known.uses as f64 + known.now as f64 / 1e9
@@ -194,6 +188,26 @@ fn contenders(requests: &[Request]) -> Vec<Contender> {
             }),
         ),
     ]
+}
+
+/// A policy in the pool.
+fn pooled<E: Evict + 'static>(name: &'static str, policy: fn(u64) -> E) -> Contender {
+    (
+        name,
+        Box::new(move |capacity| Some(Box::new(Ours::new(capacity, policy(capacity))?))),
+    )
+}
+
+/// A policy without fragmentation.
+fn alone<E: Evict + 'static>(name: &'static str, policy: fn(u64) -> E) -> Contender {
+    (
+        name,
+        Box::new(move |capacity| Some(Box::new(Unfragmented::new(capacity, policy(capacity))))),
+    )
+}
+
+fn w_tiny_lfu(capacity: u64) -> WTinyLfu {
+    WTinyLfu::new(capacity, (capacity / LEN_MEAN) as usize)
 }
 
 fn ranked(name: &'static str, rank: fn(u32, &Known, f64) -> f64) -> Contender {

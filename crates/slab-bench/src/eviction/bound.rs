@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::trace::{Request, references, size};
+use super::trace::{Request, references, size};
 
 /// Highest percentages of objects and of bytes that can hit.
 ///
@@ -10,7 +10,8 @@ use crate::trace::{Request, references, size};
 /// between out of capacity times all references. The intervals that cost least for what they give are
 /// counted until that is used up: the relaxation PFOO-U of Berger, Beckmann and Harchol-Balter, "Practical
 /// bounds on optimal caching with variable object sizes" (2018).
-pub(crate) fn bound(requests: &[Request], capacity: u64) -> (f64, f64) {
+#[must_use]
+pub fn bound(requests: &[Request], capacity: u64) -> (f64, f64) {
     let mut last: HashMap<u32, u64> = HashMap::new();
     let mut intervals: Vec<(u64, u64)> = Vec::new();
     let (mut count, mut bytes) = (0_u64, 0_u64);

@@ -7,13 +7,24 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+/// The first 400 requests of the trace that the study uses.
+pub const SAMPLE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/data/conversation_trace_sample.jsonl"
+);
+
 /// One request: the ids of what it reads, in order.
-#[derive(Deserialize)]
-pub(crate) struct Request {
-    pub(crate) hash_ids: Vec<u32>,
+#[derive(Clone, Debug, Deserialize)]
+pub struct Request {
+    /// Equal ids are equal content.
+    pub hash_ids: Vec<u32>,
 }
 
-pub(crate) fn load(path: &Path) -> io::Result<Vec<Request>> {
+/// The requests of a file with one JSON object a line.
+///
+/// # Errors
+/// If it cannot be read, or a line is something else.
+pub fn load(path: &Path) -> io::Result<Vec<Request>> {
     BufReader::new(File::open(path)?)
         .lines()
         .map(|line| Ok(serde_json::from_str(&line?)?))
@@ -21,19 +32,22 @@ pub(crate) fn load(path: &Path) -> io::Result<Vec<Request>> {
 }
 
 /// Bytes of the content of an id: a stand-in for the output of a vision encoder, not part of the trace.
-pub(crate) fn size(id: u32) -> u64 {
+#[must_use]
+pub fn size(id: u32) -> u64 {
     const TOKENS: [u64; 7] = [256, 576, 729, 1024, 1369, 2304, 4096];
     const HIDDEN: [u64; 4] = [1152, 3584, 4096, 5120];
     TOKENS[id as usize % 7] * HIDDEN[id as usize / 7 % 4] * 2
 }
 
 /// Bytes of all distinct ids.
-pub(crate) fn footprint(requests: &[Request]) -> u64 {
+#[must_use]
+pub fn footprint(requests: &[Request]) -> u64 {
     let ids: HashSet<u32> = references(requests).collect();
     ids.into_iter().map(size).sum()
 }
 
-pub(crate) fn references(requests: &[Request]) -> impl Iterator<Item = u32> + '_ {
+/// All ids that are referenced, in order.
+pub fn references(requests: &[Request]) -> impl Iterator<Item = u32> + '_ {
     requests
         .iter()
         .flat_map(|request| request.hash_ids.iter().copied())

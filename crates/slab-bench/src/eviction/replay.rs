@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::trace::{Request, size};
+use super::trace::{Request, size};
 
 /// Something that keeps content between requests.
-pub(crate) trait Cache {
+pub trait Cache {
     /// Leases `id` until the end of the request. False if it is not there.
     fn hit(&mut self, id: u32) -> bool;
     /// Makes room for `id` and leases it until the end of the request. False if there is none to make.
@@ -17,39 +17,45 @@ pub(crate) trait Cache {
 }
 
 /// What a replay came to.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Outcome {
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
     references: u64,
     hits: u64,
     bytes: u64,
     hit_bytes: u64,
-    pub(crate) failures: u64,
-    pub(crate) evictions: u64,
-    pub(crate) evicted_bytes: u64,
+    /// Reserves that failed.
+    pub failures: u64,
+    /// Residents evicted.
+    pub evictions: u64,
+    /// And their bytes.
+    pub evicted_bytes: u64,
     /// In calls that evicted.
     evicting: Duration,
 }
 
 impl Outcome {
     /// Percent of references that hit.
-    pub(crate) fn objects(&self) -> f64 {
+    #[must_use]
+    pub fn objects(&self) -> f64 {
         100.0 * self.hits as f64 / self.references.max(1) as f64
     }
 
     /// Percent of bytes referenced that hit.
-    pub(crate) fn bytes(&self) -> f64 {
+    #[must_use]
+    pub fn bytes(&self) -> f64 {
         100.0 * self.hit_bytes as f64 / self.bytes.max(1) as f64
     }
 
     /// Nanoseconds of a call that evicted, for each eviction.
-    pub(crate) fn eviction_ns(&self) -> f64 {
+    #[must_use]
+    pub fn eviction_ns(&self) -> f64 {
         self.evicting.as_nanos() as f64 / self.evictions.max(1) as f64
     }
 }
 
 /// Requests run one after another; what is there is leased, what is not is inserted; what finds no room is
 /// skipped; leases end with the request.
-pub(crate) fn replay(requests: &[Request], cache: &mut dyn Cache) -> Outcome {
+pub fn replay(requests: &[Request], cache: &mut dyn Cache) -> Outcome {
     let mut outcome = Outcome::default();
     for request in requests {
         for id in &request.hash_ids {

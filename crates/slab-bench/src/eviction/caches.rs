@@ -1,27 +1,31 @@
 //! The caches that are compared: the pool, vLLM's rule, and orders without fragmentation.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::RandomState;
+use std::hash::{BuildHasherDefault, DefaultHasher};
 
 use slab_core::{Evict, Heap, Lease, Pool, PoolConfig, PoolId, Reserve};
 
-use crate::replay::Cache;
-use crate::trace::size;
+use super::replay::Cache;
+use super::trace::size;
 
 const ALIGNMENT: u64 = 256;
 
+/// The same keys in each run, so that two runs agree.
+type Hasher = BuildHasherDefault<DefaultHasher>;
+
 /// The pool under test with a policy.
-pub(crate) struct Ours<E: Evict> {
-    pool: Pool<u32, (), RandomState, Heap, E>,
+pub struct Ours<E: Evict> {
+    pool: Pool<u32, (), Hasher, Heap, E>,
     leases: Vec<Lease>,
 }
 
 impl<E: Evict> Ours<E> {
     /// `None` if the pool would be too small for a granule.
-    pub(crate) fn new(capacity: u64, policy: E) -> Option<Self> {
+    #[must_use]
+    pub fn new(capacity: u64, policy: E) -> Option<Self> {
         let mut config = PoolConfig::new(PoolId::new(), capacity);
         config.residents_max = 1 << 20;
-        let pool = Pool::with_policy(config, RandomState::new(), policy).ok()?;
+        let pool = Pool::with_policy(config, Hasher::default(), policy).ok()?;
         let leases = Vec::new();
         Some(Self { pool, leases })
     }
@@ -58,7 +62,8 @@ impl<E: Evict> Cache for Ours<E> {
 
 /// vLLM's rule: the lowest hole that fits; while there is none, the least recently used resident goes, and
 /// if that never helps all of them have gone.
-pub(crate) struct Vllm {
+#[derive(Debug)]
+pub struct Vllm {
     /// Start to length.
     holes: BTreeMap<u64, u64>,
     residents: HashMap<u32, Held>,
@@ -69,6 +74,7 @@ pub(crate) struct Vllm {
     evicted: (u64, u64),
 }
 
+#[derive(Debug)]
 struct Held {
     start: u64,
     len: u64,
@@ -77,7 +83,9 @@ struct Held {
 }
 
 impl Vllm {
-    pub(crate) fn new(capacity: u64) -> Self {
+    /// An empty cache of so many bytes.
+    #[must_use]
+    pub fn new(capacity: u64) -> Self {
         Self {
             holes: BTreeMap::from([(0, capacity / ALIGNMENT * ALIGNMENT)]),
             residents: HashMap::new(),
@@ -158,18 +166,21 @@ impl Cache for Vllm {
 }
 
 /// What an order without fragmentation knows of an id.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Known {
-    pub(crate) len: u64,
-    /// Since it became resident, and ever.
-    pub(crate) uses: u64,
-    pub(crate) uses_ever: u64,
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known {
+    /// Bytes.
+    pub len: u64,
+    /// Uses since it became resident.
+    pub uses: u64,
+    /// Uses ever.
+    pub uses_ever: u64,
     /// References of the whole trace so far.
-    pub(crate) now: u64,
+    pub now: u64,
 }
 
 /// Evicts by rank, lowest first, from a cache in which everything fits that is not too much.
-pub(crate) struct Ranked<F> {
+#[derive(Debug)]
+pub struct Ranked<F> {
     capacity: u64,
     used: u64,
     rank: F,
@@ -187,7 +198,7 @@ pub(crate) struct Ranked<F> {
 
 impl<F: FnMut(u32, &Known, f64) -> f64> Ranked<F> {
     /// `rank` gives the rank of an id that becomes idle, not negative, from what is known and the floor.
-    pub(crate) fn new(capacity: u64, rank: F) -> Self {
+    pub fn new(capacity: u64, rank: F) -> Self {
         Self {
             capacity,
             used: 0,
