@@ -184,6 +184,49 @@ fn choose(trace: &[Request], as_json: bool) {
             rank(&later, tuning)
         );
     }
+    confirm(trace, &rows, as_json);
+}
+
+/// What constants give in the pool, over vLLM's rule, on the whole trace.
+fn confirm(trace: &[Request], rows: &[(&str, Tuning)], as_json: bool) {
+    if !as_json {
+        println!(
+            "\nThe same in the pool, on the whole trace, over vLLM's rule, objects / bytes.\n"
+        );
+        print!("| constants |");
+        for permille in POOLS {
+            print!(" {} % |", permille as f64 / 10.0);
+        }
+        println!("\n| --- |{}", " ---: |".repeat(POOLS.len()));
+    }
+    let capacities = POOLS.map(|permille| (permille, capacity(trace, permille)));
+    let vllm = capacities.map(|(_, capacity)| rates(trace, &mut Vllm::new(capacity)));
+    for (name, tuning) in rows {
+        let found = capacities.map(|(_, capacity)| {
+            pooled(capacity, Tuned::new(*tuning)).map(|mut cache| rates(trace, &mut *cache))
+        });
+        if !as_json {
+            print!("| {name} |");
+        }
+        for ((found, vllm), (permille, _)) in found.iter().zip(vllm).zip(capacities) {
+            let ratios = found.map(|found| (found.0 / vllm.0, found.1 / vllm.1));
+            if as_json {
+                let row = json!({
+                    "bench": "held-out", "constants": name, "pool_percent": permille as f64 / 10.0,
+                    "objects_over_vllm": ratios.map(|ratios| ratios.0),
+                    "bytes_over_vllm": ratios.map(|ratios| ratios.1),
+                });
+                println!("{row}");
+            } else if let Some((objects, bytes)) = ratios {
+                print!(" {objects:.3} / {bytes:.3} |");
+            } else {
+                print!(" the pool is too small |");
+            }
+        }
+        if !as_json {
+            println!();
+        }
+    }
 }
 
 /// Mean ratio to least recently used, of objects and of bytes, over the pools that constants are chosen at.
