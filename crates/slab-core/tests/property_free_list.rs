@@ -12,6 +12,9 @@ use slab_model::{FreeOp, NaiveFirstFit, free_ops};
 const ALIGNMENT: u64 = 256;
 /// Enough granules for wide size classes (64 and up), and a tail that is not a whole one.
 const CAPACITY: u64 = 700 * ALIGNMENT + 77;
+/// Calls of a list; an interpreter takes minutes for as many as an ordinary run.
+const OPS: usize = if cfg!(miri) { 30 } else { 120 };
+const OPS_CROWDED: usize = if cfg!(miri) { 60 } else { 300 };
 
 fn crowded_op() -> impl Strategy<Value = FreeOp> {
     prop_oneof![
@@ -25,7 +28,7 @@ proptest! {
     #![proptest_config(config(400))]
 
     #[test]
-    fn first_fit_places_as_a_scan_over_the_ordered_holes(ops in free_ops(CAPACITY, 120)) {
+    fn first_fit_places_as_a_scan_over_the_ordered_holes(ops in free_ops(CAPACITY, OPS)) {
         let mut checked = Checked::new(Placement::FirstFit, CAPACITY, ALIGNMENT);
         let mut naive = NaiveFirstFit::new(CAPACITY / ALIGNMENT);
         for op in &ops {
@@ -61,7 +64,7 @@ proptest! {
 
     #[test]
     fn best_fit_cuts_from_the_tightest_class_and_fails_only_if_nothing_fits(
-        ops in free_ops(CAPACITY, 120),
+        ops in free_ops(CAPACITY, OPS),
     ) {
         let mut checked = Checked::new(Placement::BestFit, CAPACITY, ALIGNMENT);
         for op in &ops {
@@ -81,7 +84,7 @@ proptest! {
     /// Regions of nearly one size with slivers between them: wide classes are crowded, and holes grow and
     /// shrink inside their class.
     #[test]
-    fn best_fit_keeps_crowded_classes_in_order(ops in prop::collection::vec(crowded_op(), 1..300)) {
+    fn best_fit_keeps_crowded_classes_in_order(ops in prop::collection::vec(crowded_op(), 1..OPS_CROWDED)) {
         let mut checked = Checked::new(Placement::BestFit, 40 * 260, 1);
         for op in &ops {
             checked.apply(op, |_, _, _, _| {});
