@@ -6,14 +6,15 @@
 mod pool_harness;
 
 use libfuzzer_sys::fuzz_target;
-use pool_harness::{ALIGNMENT, Harness, Sabotage};
+use pool_harness::{ALIGNMENT, Harness};
 use slab_core::{Evict, Placement, PoolConfig, Store};
-use slab_fuzz::{Tape, is_twin};
+use slab_fuzz::{Tape, choose_twin};
 
 const GRANULES: u64 = 48;
 const KEYS: u32 = 7;
 
 fuzz_target!(|bytes: &[u8]| {
+    choose_twin();
     let mut tape = Tape::new(bytes);
     let Some(first) = tape.byte() else { return };
     let placement = if first & 1 == 0 {
@@ -38,9 +39,6 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 fn drive<St: Store, E: Evict>(mut harness: Harness<St, E>, mut tape: Tape<'_>) {
-    if is_twin() {
-        harness.sabotage(Sabotage::ForgetFences);
-    }
     while let Some(op) = tape.pool_op(GRANULES * ALIGNMENT, KEYS) {
         harness.apply(&op);
     }

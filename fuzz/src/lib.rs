@@ -108,7 +108,18 @@ impl<'a> Tape<'a> {
     }
 }
 
-/// Whether the broken twin is to be fuzzed, which has to be found out.
-pub fn is_twin() -> bool {
-    std::env::var_os("SLAB_FUZZ_TWIN").is_some()
+/// Leaves the line out that `SLAB_TWIN` names, once a process; builds without `--cfg slab_twin` have no twins.
+pub fn choose_twin() {
+    #[cfg(slab_twin)]
+    {
+        use slab_core::twin::{Twin, leave_out};
+        static CHOOSE: std::sync::Once = std::sync::Once::new();
+        CHOOSE.call_once(|| {
+            let name = std::env::var("SLAB_TWIN").expect("SLAB_TWIN names a twin");
+            let twin = Twin::OF_STATE_MACHINES
+                .into_iter()
+                .find(|twin| format!("{twin:?}") == name);
+            leave_out(Some(twin.expect("a twin of the state machines")));
+        });
+    }
 }

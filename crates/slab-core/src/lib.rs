@@ -62,9 +62,9 @@ mod store;
 mod shared;
 #[cfg(feature = "std")]
 mod sync;
-#[cfg(all(feature = "std", not(slab_loom)))]
+#[cfg(not(any(slab_loom, slab_twin)))]
 mod twin;
-#[cfg(all(feature = "std", slab_loom))]
+#[cfg(any(slab_loom, slab_twin))]
 #[doc(hidden)]
 pub mod twin;
 

@@ -33,6 +33,7 @@ use crate::slots::{NIL, Slots};
 #[cfg(feature = "alloc")]
 use crate::store::Heap;
 use crate::store::{Index, Inline, Store};
+use crate::twin::{Twin, is_left_out};
 use stats::SizeClasses;
 
 pub use claim::Claim;
@@ -408,7 +409,9 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
         Q: Eq + Hash + ?Sized,
     {
         match self.residents.find(key) {
-            Some(entry) if self.residents.entries[entry].leases == 0 => {
+            Some(entry)
+                if self.residents.entries[entry].leases == 0 || is_left_out(Twin::SpareLeased) =>
+            {
                 self.evict_entry(entry);
                 true
             }
@@ -574,7 +577,9 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
             self.timelines.forget(marks);
             return NIL;
         }
-        self.note_gain();
+        if !is_left_out(Twin::ForgetRefusal) {
+            self.note_gain();
+        }
         match self.timelines.standing(&marks) {
             Standing::Reached => {
                 self.timelines.forget(marks);

@@ -19,7 +19,8 @@ pub(crate) struct Args {
     seconds: u64,
 }
 
-const TARGETS: &[&str] = &["free_list", "pool"];
+/// Each with the line of the product that its twin leaves out.
+const TARGETS: &[(&str, &str)] = &[("free_list", "MergeAbove"), ("pool", "RecordMark")];
 
 /// Time for a twin to be found; each is found within a few.
 const TWIN_SECONDS: u64 = 120;
@@ -32,11 +33,14 @@ const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
 impl Args {
     pub(crate) fn run(self, runner: &Runner) -> Result<()> {
-        let targets: Vec<&str> = match &self.target {
+        let targets: Vec<_> = match &self.target {
             None => TARGETS.to_vec(),
-            Some(name) => match TARGETS.iter().find(|target| *target == name) {
-                Some(target) => vec![target],
-                None => bail!("no target {name:?}; there are {}", TARGETS.join(", ")),
+            Some(name) => match TARGETS.iter().find(|(target, _)| target == name) {
+                Some(target) => vec![*target],
+                None => {
+                    let names: Vec<_> = TARGETS.iter().map(|(name, _)| *name).collect();
+                    bail!("no target {name:?}; there are {}", names.join(", "))
+                }
             },
         };
         let tools = tools(runner)?;
@@ -44,28 +48,27 @@ impl Args {
             "{:<12} {:>12} {:>10} {:>9}  result",
             "target", "executions", "a second", "coverage"
         );
-        for target in targets {
+        for (target, twin) in targets {
             if runner.is_dry_run() {
-                println!(
-                    "+ {}",
-                    display(&self.command(runner, &tools, target, false))
-                );
+                for twin in [Some(twin), None] {
+                    println!("+ {}", display(&self.command(runner, &tools, target, twin)));
+                }
                 continue;
             }
-            self.fuzz(runner, &tools, target)?;
+            self.fuzz(runner, &tools, target, twin)?;
         }
         Ok(())
     }
 
-    fn fuzz(&self, runner: &Runner, tools: &Path, target: &str) -> Result<()> {
-        let twin = self.execute(runner, tools, target, true)?;
+    fn fuzz(&self, runner: &Runner, tools: &Path, target: &str, left_out: &str) -> Result<()> {
+        let twin = self.execute(runner, tools, target, Some(left_out))?;
         if twin.is_success() || !twin.stdout.contains("panicked at") {
             bail!(
-                "the broken twin of {target} went unnoticed:\n{}",
+                "{target} did not notice that {left_out} is left out:\n{}",
                 twin.stdout
             );
         }
-        let captured = self.execute(runner, tools, target, false)?;
+        let captured = self.execute(runner, tools, target, None)?;
         let summary = Summary::read(&captured.stdout);
         let result = if captured.is_success() {
             "no find; the twin was found"
@@ -95,33 +98,46 @@ impl Args {
         runner: &Runner,
         tools: &Path,
         target: &str,
-        is_twin: bool,
+        twin: Option<&str>,
     ) -> Result<Captured> {
-        for folder in ["corpus", "artifacts"] {
+        for folder in ["corpus", "artifacts", "twins", "twins-corpus"] {
             let folder = runner.root().join("target/fuzz").join(folder).join(target);
             std::fs::create_dir_all(&folder)
                 .with_context(|| format!("cannot make {}", folder.display()))?;
         }
-        let mut command = self.command(runner, tools, target, is_twin);
+        let mut command = self.command(runner, tools, target, twin);
         let limit = BUILD_LIMIT + Duration::from_secs(self.seconds + TWIN_SECONDS);
         capture(&mut command, Streams::Joined, limit)
     }
 
-    fn command(&self, runner: &Runner, tools: &Path, target: &str, is_twin: bool) -> Command {
+    fn command(&self, runner: &Runner, tools: &Path, target: &str, twin: Option<&str>) -> Command {
         // What is learnt stays in `target`; the seeds are checked in.
         let learnt = format!("target/fuzz/corpus/{target}");
         let seeds = format!("fuzz/corpus/{target}");
-        let artifacts = format!("target/fuzz/artifacts/{target}/");
-        let seconds = if is_twin { TWIN_SECONDS } else { self.seconds };
+        let artifacts = match twin {
+            Some(_) => format!("target/fuzz/twins/{target}/"),
+            None => format!("target/fuzz/artifacts/{target}/"),
+        };
+        let seconds = twin.map_or(self.seconds, |_| TWIN_SECONDS);
+        // Other flags would build everything anew each time.
+        let built = if twin.is_some() {
+            "target/fuzz-twin"
+        } else {
+            "target/fuzz"
+        };
         let mut command = Command::new("rustup");
         command
             .current_dir(runner.root())
             .args(["run", "nightly"])
             .arg(tools.join("bin/cargo-fuzz"))
-            .args(["run", "--target-dir", "target/fuzz", target]);
-        if is_twin {
-            // Without what was learnt, and without leaving a find behind.
-            command.arg(seeds).env("SLAB_FUZZ_TWIN", "1");
+            .args(["run", "--target-dir", built, target]);
+        if let Some(twin) = twin {
+            // Without what was learnt, and what it learns and finds apart.
+            command
+                .arg(format!("target/fuzz/twins-corpus/{target}"))
+                .arg(seeds)
+                .env("SLAB_TWIN", twin)
+                .env("RUSTFLAGS", "--cfg slab_twin");
         } else {
             command.arg(learnt).arg(seeds);
         }

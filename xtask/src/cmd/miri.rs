@@ -26,8 +26,6 @@ pub(crate) struct Args {
 }
 
 const PACKAGE: &str = "slab-core";
-/// Tests that take Miri minutes and reach nothing that others do not.
-const SLOW: &[&str] = &["the_longest_of_a_crowded_class_is_found_after_any_removals"];
 const CASES: u32 = 2;
 /// No target needs a tenth of this; it only ends a hang.
 const LIMIT_S: u64 = 1800;
@@ -106,7 +104,6 @@ impl Args {
         }
         command
             .args(["--", "--format", "pretty"])
-            .args(SLOW.iter().flat_map(|name| ["--skip", name]))
             // Where Miri keeps the standard library that it builds for itself.
             .env("XDG_CACHE_HOME", runner.root().join("target/miri/cache"))
             .env("PROPTEST_CASES", self.cases.to_string())

@@ -1,4 +1,6 @@
-//! `model`: explores the models of the lock, one row each.
+//! `model`: explores the models of the lock, one row each, and tries the twins of the state machines.
+
+mod twins;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,7 +13,7 @@ use serde::Deserialize;
 use crate::process::{Captured, Streams, capture};
 use crate::runner::{Runner, display};
 
-/// Explores every interleaving of the loom models, and of the broken twins they have to notice
+/// Explores every interleaving of the loom models, and tries the broken twins that they and the property tests notice
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only models whose name contains TEXT
@@ -40,7 +42,10 @@ impl Default for Args {
 
 impl Args {
     pub(crate) fn run(self, runner: &Runner) -> Result<()> {
-        let Some(program) = build(runner)? else {
+        let program = MODELS.build(runner)?;
+        let twins = self.filter.is_empty().then_some(twins::HARNESSES);
+        let harnesses = twins.map(|twins| twins.build(runner)).transpose()?;
+        let Some(program) = program else {
             return Ok(());
         };
         let names = self.names(&program)?;
@@ -56,10 +61,14 @@ impl Args {
             row.print(name);
         }
         println!("\n{} models, {failed} failed", names.len());
+        let tried = match harnesses.flatten() {
+            Some(harnesses) => twins::try_all(&harnesses, Duration::from_secs(self.limit)),
+            None => Ok(()),
+        };
         if failed > 0 {
             bail!("{failed} of {} models failed", names.len());
         }
-        Ok(())
+        tried
     }
 
     fn names(&self, program: &PathBuf) -> Result<Vec<String>> {
@@ -155,32 +164,49 @@ impl Row {
     }
 }
 
-/// Builds the models and returns their program; nothing in a dry run.
-fn build(runner: &Runner) -> Result<Option<PathBuf>> {
-    let mut command = runner.cargo(&["test", "--locked", "--package", "slab-loom", "--no-run"]);
-    // Other flags would build everything else anew, so they have a folder of their own.
-    command
-        .args(["--target-dir", "target/loom"])
-        .env("RUSTFLAGS", "--cfg slab_loom");
-    println!("+ {}", display(&command));
-    if runner.is_dry_run() {
-        return Ok(None);
+/// A test program that is built with a flag of its own, which would build everything else anew: so it has a folder of
+/// its own.
+struct Program {
+    package: &'static str,
+    test: &'static str,
+    flag: &'static str,
+    folder: &'static str,
+}
+
+const MODELS: Program = Program {
+    package: "slab-loom",
+    test: "shared",
+    flag: "--cfg slab_loom",
+    folder: "target/loom",
+};
+
+impl Program {
+    /// Nothing in a dry run.
+    fn build(&self, runner: &Runner) -> Result<Option<PathBuf>> {
+        let mut command = runner.cargo(&["test", "--locked", "--package", self.package]);
+        command
+            .args(["--no-run", "--target-dir", self.folder])
+            .env("RUSTFLAGS", self.flag);
+        println!("+ {}", display(&command));
+        if runner.is_dry_run() {
+            return Ok(None);
+        }
+        let output = command
+            .args(["--test", self.test, "--quiet"])
+            .args(["--message-format", "json-render-diagnostics"])
+            .stderr(Stdio::inherit())
+            .output()
+            .context("cannot start cargo")?;
+        if !output.status.success() {
+            bail!("{} does not build", self.test);
+        }
+        let program = String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Artifact>(line).ok())
+            .find_map(|artifact| artifact.executable)
+            .context("cargo built no program")?;
+        Ok(Some(program))
     }
-    let output = command
-        .args(["--test", "shared", "--quiet"])
-        .args(["--message-format", "json-render-diagnostics"])
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("the models do not build");
-    }
-    let program = String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Artifact>(line).ok())
-        .find_map(|artifact| artifact.executable)
-        .context("cargo built no program")?;
-    Ok(Some(program))
 }
 
 /// A line of cargo's JSON output, as far as it is used here.

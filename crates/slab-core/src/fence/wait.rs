@@ -11,6 +11,7 @@ use crate::heap::{self, Linked, Links};
 use crate::id::PoolId;
 use crate::slots::{NIL, Slots};
 use crate::store::{Array, Store};
+use crate::twin::{Twin, is_left_out};
 
 /// The fences recorded on one region. Owned by whoever owns the region; not `Clone`.
 #[derive(Debug)]
@@ -155,7 +156,9 @@ impl<St: Store> Timelines<St> {
     pub(crate) fn record(&mut self, marks: &mut Marks, fences: &[Fence]) {
         for fence in fences {
             let (timeline, value) = (fence.timeline().index, fence.value());
-            if self.standing_of(timeline, value) == Standing::Reached {
+            if self.standing_of(timeline, value) == Standing::Reached
+                || is_left_out(Twin::RecordMark)
+            {
                 continue;
             }
             let mut at = marks.0;
@@ -168,7 +171,7 @@ impl<St: Store> Timelines<St> {
                     value,
                     next: marks.0,
                 });
-            } else {
+            } else if !is_left_out(Twin::RaiseMark) {
                 let mark = &mut self.marks[at];
                 mark.value = mark.value.max(value);
             }
@@ -260,7 +263,7 @@ impl<St: Store> Timelines<St> {
                 return None;
             }
             self.unqueue(queue);
-            if !self.queue(queue) {
+            if is_left_out(Twin::QueueAgain) || !self.queue(queue) {
                 return self.unpark(queue);
             }
         }

@@ -7,6 +7,7 @@
 use super::nodes::{FIRST, NONE, Node, Nodes, Tag};
 use crate::slots::NIL;
 use crate::store::{Array, Store};
+use crate::twin::{Twin, is_left_out};
 
 pub(crate) struct Treap<St: Store> {
     root: u32,
@@ -174,7 +175,7 @@ impl<St: Store> Treap<St> {
             next,
             ..
         } = nodes[slot];
-        let is_above = nodes.is_free(next);
+        let is_above = nodes.is_free(next) && !is_left_out(Twin::MergeAbove);
         if nodes.is_free(prev) {
             let mut grown = len;
             if is_above {

@@ -12,6 +12,7 @@ use crate::id::PoolId;
 use crate::region::{Allocation, Region};
 use crate::slots::NIL;
 use crate::store::Store;
+use crate::twin::{Twin, is_left_out};
 
 /// The right to a region whose bytes still wait for fences.
 ///
@@ -184,7 +185,9 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
             let node = self.list.node(slot);
             match node.tag {
                 Tag::Waiting => {
-                    self.timelines.set_claim(node.owner, claim);
+                    if !is_left_out(Twin::WithholdRun) {
+                        self.timelines.set_claim(node.owner, claim);
+                    }
                     pending += 1;
                 }
                 _ => {

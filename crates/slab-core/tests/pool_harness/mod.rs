@@ -31,20 +31,6 @@ pub(crate) struct Harness<St: Store = Heap, E: Evict = Credit<St>> {
     next: u64,
     /// Whether the policy is least recently used.
     is_lru: bool,
-    sabotage: Option<Sabotage>,
-}
-
-/// A fault between the harness and the pool, to show that the harness can fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sabotage {
-    /// Leases are released without their fences.
-    ForgetFences,
-    /// Leases on residents are given back behind the caller's back.
-    ReleaseEarly,
-    /// Before each reserve, an idle resident is evicted.
-    EvictInVain,
-    /// Claims are polled as if the timelines had come further.
-    ReachTooFar,
 }
 
 /// Room for more than a slab of the tests can be cut into, times three timelines.
@@ -124,12 +110,7 @@ impl<St: Store, E: Evict> Harness<St, E> {
             timelines: Vec::new(),
             next: 1,
             is_lru,
-            sabotage: None,
         }
-    }
-
-    pub(crate) fn sabotage(&mut self, sabotage: Sabotage) {
-        self.sabotage = Some(sabotage);
     }
 
     pub(crate) fn apply(&mut self, op: &PoolOp) {
@@ -212,12 +193,6 @@ impl<St: Store, E: Evict> Harness<St, E> {
 
     fn reserve(&mut self, len: u64) {
         let before = self.keys();
-        if self.sabotage == Some(Sabotage::EvictInVain) {
-            let idle = before
-                .iter()
-                .find(|key| self.pool.lease_count(*key) == Some(0));
-            idle.map(|key| self.pool.evict(key));
-        }
         let reserve = self.pool.reserve(len);
         let evicted = self.evicted_since(&before);
         let number = self.fresh();
@@ -310,11 +285,7 @@ impl<St: Store, E: Evict> Harness<St, E> {
     fn acquire(&mut self, key: u32) {
         match (self.oracle.acquire(key), self.pool.acquire(&key)) {
             (Some(number), Some(token)) => {
-                if self.sabotage == Some(Sabotage::ReleaseEarly) {
-                    self.pool.release(token, &[]).expect("own token");
-                } else {
-                    self.leases.push(Held { number, token });
-                }
+                self.leases.push(Held { number, token });
             }
             (None, None) => {}
             (expected, got) => panic!("{got:?} instead of {expected:?}"),
@@ -329,11 +300,6 @@ impl<St: Store, E: Evict> Harness<St, E> {
         let (start, len) = granules(token.region());
         self.shadow.verify(start, len, content(number));
         self.shadow.leave(start, len, content(number), &plain);
-        let fences = if self.sabotage == Some(Sabotage::ForgetFences) {
-            Vec::new()
-        } else {
-            fences
-        };
         self.pool.release(token, &fences).expect("own token");
         self.oracle.release(number, &plain);
     }
@@ -382,12 +348,6 @@ impl<St: Store, E: Evict> Harness<St, E> {
             return;
         };
         let before = self.keys();
-        if self.sabotage == Some(Sabotage::ReachTooFar) {
-            for timeline in &self.timelines {
-                // A failed one stays failed, which is as good here.
-                let _ = self.pool.handle_reached(*timeline, u64::MAX);
-            }
-        }
         let polled = self.pool.poll_claim(token);
         let evicted = self.evicted_since(&before);
         match polled {
