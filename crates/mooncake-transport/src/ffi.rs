@@ -9,7 +9,7 @@
 //!   that is running. Memory that was unregistered may so be written for a while; do not use it for something
 //!   else before [`FfiEngine::shut_down`] has returned.
 //! - The library does not tell peers that may read from peers that may write: [`Access::RemoteRead`] is
-//!   [`EngineError::Unsupported`]. Over RDMA local memory has to be registered as well.
+//!   [`EngineError::Unsupported`], unless [`FfiConfig::danger_remote_read_lets_write`] says otherwise. Over RDMA local memory has to be registered as well.
 //! - No call overlaps the one that destroys the engine, which takes up to 5 s and waits for calls that are
 //!   running: it happens on a thread of the engine. Dropping an [`FfiEngine`] waits for nothing.
 //! - Texts, addresses and lengths are checked before the library sees them.
@@ -92,6 +92,7 @@ pub struct FfiEngine {
     is_p2p: bool,
     transport: Transport,
     device_memory: bool,
+    read_lets_write: bool,
     segments: Mutex<Segments>,
 }
 
@@ -153,6 +154,7 @@ impl FfiEngine {
             session,
             is_p2p,
             device_memory: config.device_memory(),
+            read_lets_write: config.danger_remote_read_lets_write,
             transport: config.transport,
             segments: Mutex::default(),
         })
@@ -279,7 +281,8 @@ impl Engine for FfiEngine {
         &self.session
     }
 
-    /// Registers memory. With [`Access::RemoteWrite`] peers may read and write it; over RDMA they may reach what is
+    /// Registers memory. With [`Access::RemoteWrite`], and with [`Access::RemoteRead`] if that is allowed at all, peers may
+    /// read and write it; over RDMA they may reach what is
     /// registered with [`Access::Local`] too, if the library does not heed what it is told.
     fn register(
         &self,
@@ -288,7 +291,7 @@ impl Engine for FfiEngine {
     ) -> Result<Registration, EngineError> {
         let (address, len) = (memory.address(), memory.len());
         match access {
-            Access::RemoteRead => {
+            Access::RemoteRead if !self.read_lets_write => {
                 return Err(EngineError::Unsupported {
                     call: "registering with Access::RemoteRead",
                 });

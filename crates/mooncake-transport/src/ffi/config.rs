@@ -51,6 +51,9 @@ pub struct FfiConfig {
     /// Location that host memory is registered with: a key of the matrix, or `*`, the default, which lets the
     /// library find out. Device memory is registered with `cuda:` and the device's number.
     pub host_location: String,
+    /// Registers memory with [`Access::RemoteRead`](crate::Access::RemoteRead) although the library lets peers write
+    /// it as well, which is refused by default.
+    pub danger_remote_read_lets_write: bool,
     /// Bounds of every queue and count.
     pub limits: FfiLimits,
     /// Bounds of every wait.
@@ -66,6 +69,7 @@ impl FfiConfig {
             metadata: Metadata::P2p,
             transport: Transport::Tcp,
             host_location: "*".to_owned(),
+            danger_remote_read_lets_write: false,
             limits: FfiLimits::default(),
             timeouts: FfiTimeouts::default(),
             device_memory: false,

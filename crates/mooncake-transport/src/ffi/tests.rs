@@ -409,6 +409,14 @@ fn registering_is_checked_before_the_library_sees_it() {
         .register(Arc::clone(&memory), Access::RemoteRead)
         .unwrap_err();
     assert!(matches!(error, EngineError::Unsupported { .. }));
+    let careless = start_with(|config| config.danger_remote_read_lets_write = true);
+    let registration = careless
+        .engine
+        .register(Arc::clone(&memory), Access::RemoteRead)
+        .unwrap();
+    assert_eq!(careless.fake.state.lock().unwrap().registered[0].3, 1);
+    drop(registration);
+    careless.end();
     let local = f
         .engine
         .register(Arc::clone(&memory), Access::Local)
