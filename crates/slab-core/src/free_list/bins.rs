@@ -96,7 +96,7 @@ impl<St: Store> Bins<St> {
     pub(crate) fn take(&mut self, nodes: &mut Nodes<St>, need: u64) -> (u32, u64) {
         let parts = nodes.parts_with_spare();
         let is_small = need < self.mean / (8 * MEAN_OF);
-        self.mean = self.mean - self.mean / MEAN_OF + need.min(COUNTED_MAX);
+        self.count(need);
         let mut bins = self.slices();
         let own = class_of(need);
         let mut class = bins.next_class(own);
@@ -116,6 +116,12 @@ impl<St: Store> Bins<St> {
             slot = bins.lowest_within_a_half(&parts.nodes, slot, need);
         }
         bins.cut(parts, slot, need)
+    }
+
+    /// Counts a request in the running mean.
+    #[inline(always)]
+    pub(crate) fn count(&mut self, need: u64) {
+        self.mean = self.mean - self.mean / MEAN_OF + need.min(COUNTED_MAX);
     }
 
     /// Makes the low `need` granules of the free run at `slot` the caller's.

@@ -38,6 +38,14 @@ impl<St: Store> Index<St> {
         }
     }
 
+    /// A [`take`](Self::take) that cannot succeed.
+    #[inline]
+    pub(super) fn miss(&mut self, need: u64) {
+        if let Self::BestFit(bins) = self {
+            bins.count(need);
+        }
+    }
+
     /// [`take`](Self::take) from the free run at `slot`, which is long enough.
     pub(super) fn cut(&mut self, nodes: &mut Nodes<St>, slot: u32, need: u64) -> (u32, u64) {
         match self {

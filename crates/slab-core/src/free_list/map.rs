@@ -128,6 +128,11 @@ impl<St: Store> FreeList<St> {
 
     /// Makes a run of `need` granules the caller's, or returns `None` if no free run is long enough.
     pub(crate) fn take(&mut self, need: u64) -> Result<Option<u32>, Error> {
+        if self.granules[Tag::Free as usize] < need {
+            // The commonest case of a full pool. What a placement learns from requests it learns from this one too.
+            self.index.miss(need);
+            return Ok(None);
+        }
         match self.take_or_none(need).0 {
             NONE if self.largest() >= need => Err(self.too_many_runs()),
             NONE => Ok(None),
