@@ -11,9 +11,11 @@ use slab_model::{FreeOp, NaiveFirstFit, free_ops};
 
 const ALIGNMENT: u64 = 256;
 /// Enough granules for wide size classes (64 and up), and a tail that is not a whole one.
-const CAPACITY: u64 = 700 * ALIGNMENT + 77;
-/// Calls of a list; an interpreter takes minutes for as many as an ordinary run.
+const CAPACITY: u64 = if cfg!(miri) { 150 } else { 700 } * ALIGNMENT + 77;
+/// Calls of a list; an interpreter takes minutes for as many, and for as large a slab, as an ordinary run.
 const OPS: usize = if cfg!(miri) { 30 } else { 120 };
+/// Regions of a crowded class.
+const CROWD: u64 = if cfg!(miri) { 6 } else { 40 };
 const OPS_CROWDED: usize = if cfg!(miri) { 60 } else { 300 };
 
 fn crowded_op() -> impl Strategy<Value = FreeOp> {
@@ -49,7 +51,7 @@ proptest! {
     #[test]
     fn a_list_without_a_heap_agrees_with_one_on_the_heap(
         placement in prop_oneof![Just(Placement::BestFit), Just(Placement::FirstFit)],
-        ops in free_ops(CAPACITY, 120),
+        ops in free_ops(CAPACITY, OPS),
     ) {
         let mut heap = Checked::new(placement, CAPACITY, ALIGNMENT);
         let mut inline = Checked::new_inline(placement, CAPACITY, ALIGNMENT);
@@ -85,7 +87,7 @@ proptest! {
     /// shrink inside their class.
     #[test]
     fn best_fit_keeps_crowded_classes_in_order(ops in prop::collection::vec(crowded_op(), 1..OPS_CROWDED)) {
-        let mut checked = Checked::new(Placement::BestFit, 40 * 260, 1);
+        let mut checked = Checked::new(Placement::BestFit, CROWD * 260, 1);
         for op in &ops {
             checked.apply(op, |_, _, _, _| {});
         }

@@ -8,7 +8,7 @@ use crate::cmd;
 use crate::report::Run;
 use crate::runner::Runner;
 
-/// What continuous integration runs: check, nostd, test, instructions, model, miri, tidy, package
+/// What continuous integration runs: check, nostd, test, instructions, model, tidy, package
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Accept changes that are not committed (when packaging)
@@ -21,11 +21,11 @@ impl Args {
         let allow_dirty = self.allow_dirty;
         let mut run = None;
         let mut times = Vec::new();
-        let mut not_run = (None, None);
-        let steps: [(&str, &mut dyn FnMut() -> Result<()>); 8] = [
+        let mut not_run = None;
+        let steps: [(&str, &mut dyn FnMut() -> Result<()>); 7] = [
             ("check", &mut || cmd::check::Args {}.run(runner)),
             ("nostd", &mut || {
-                not_run.0 = cmd::nostd::Args {}.run_or_say(runner)?;
+                not_run = cmd::nostd::Args {}.run_or_say(runner)?;
                 Ok(())
             }),
             ("test", &mut || {
@@ -35,10 +35,6 @@ impl Args {
                 cmd::bench::check_instructions(runner)
             }),
             ("model", &mut || cmd::model::Args::default().run(runner)),
-            ("miri", &mut || {
-                not_run.1 = cmd::miri::Args::default().run_or_say(runner)?;
-                Ok(())
-            }),
             ("tidy", &mut || {
                 cmd::tidy::Args { without_run: false }.run(runner)
             }),
@@ -62,7 +58,7 @@ impl Args {
         }
         let total: Duration = times.iter().map(|(_, time)| *time).sum();
         println!("{:<10} {:>7.1} s", "total", total.as_secs_f64());
-        for not_run in not_run.0.iter().chain(&not_run.1) {
+        if let Some(not_run) = &not_run {
             println!("\n{not_run}");
         }
         if let Err(error) = &result {
