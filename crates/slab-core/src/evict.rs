@@ -33,6 +33,8 @@ pub use lru::{Lru, LruRank};
 pub trait Evict {
     /// What the policy keeps of each entry.
     type Rank;
+    /// Entries that the policy has room for: a pool has no more residents.
+    const ENTRIES_MAX: u32 = u32::MAX;
     /// A key became resident as `entry`, leased by its publisher. `hash` is the pool's hash of the key,
     /// `len` the bytes of the content.
     fn on_insert(&mut self, entry: u32, hash: u64, len: u64) -> Self::Rank;

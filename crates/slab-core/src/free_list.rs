@@ -236,7 +236,7 @@ impl<St: Store> FreeList<St> {
     /// changed then.
     ///
     /// # Complexity
-    /// O(log runs), see [`Placement`].
+    /// O(log runs), see [`Placement`]; O(runs) where the map can number no more of them.
     #[inline]
     pub fn allocate(&mut self, len: u64) -> Result<Allocation, Error> {
         if len == 0 {

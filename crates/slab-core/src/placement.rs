@@ -3,7 +3,9 @@
 /// Which of the free runs that are large enough an allocation is cut from.
 ///
 /// Both policies are complete (an allocation fails only if no free run is large enough), cut from the
-/// low end of the chosen run, and look at far fewer runs than there are.
+/// low end of the chosen run, and look at far fewer runs than there are. One exception: where the map can number no
+/// more runs (the bound of an [`Inline`](crate::Inline) store), only a run of exactly the length asked for can be taken,
+/// the lowest such, and all runs are looked at for it.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Placement {

@@ -201,7 +201,10 @@ impl<K, M, S, St: Store, E: Evict> Pool<K, M, S, St, E> {
             timelines: Timelines::new(list.id(), config.timelines_max),
             list,
             residents,
-            residents_max: at_most::<St>(config.residents_max),
+            residents_max: match at_most::<St>(config.residents_max) {
+                bound if bound < E::ENTRIES_MAX => bound,
+                _ => E::ENTRIES_MAX,
+            },
             order: policy,
             claims: Slots::EMPTY,
             claims_max: at_most::<St>(config.claims_max),
@@ -313,6 +316,7 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
     /// # Complexity
     /// O(fences × timelines), else O(1); O(log runs) if bytes become free.
     pub fn release(&mut self, lease: Lease, fences: &[Fence]) -> Result<(), Refused<Lease>> {
+        self.forget_reached_if_short(fences);
         let marks_checked = |resident: &Entry<K, M, E::Rank>| {
             if fences.is_empty() {
                 return Ok(());
@@ -361,6 +365,7 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
         allocation: Allocation,
         fences: &[Fence],
     ) -> Result<(), Refused<Allocation>> {
+        self.forget_reached_if_short(fences);
         let checked = self
             .list
             .check(&allocation)
@@ -439,10 +444,11 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
     pub fn handle_reached(&mut self, timeline: TimelineId, value: u64) -> Result<(), Error> {
         let index = self.timelines.check(timeline)?;
         self.timelines.reach(index, value)?;
+        // Residents may give way now that had to wait before.
+        self.note_gain();
         while let Some(wait) = self.timelines.next_reached(index) {
             if wait.claim == NIL {
                 self.list.give(wait.run);
-                self.note_gain();
             } else {
                 self.claimed_run_reached(wait.run, wait.claim);
             }
@@ -596,6 +602,17 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
                 run
             }
         }
+    }
+
+    /// Makes room for marks where a store has a bound on them: reached ones stay with their resident until then.
+    fn forget_reached_if_short(&mut self, fences: &[Fence]) {
+        if !self.timelines.is_short_of_marks(fences) {
+            return;
+        }
+        for resident in self.residents.entries.values_mut() {
+            self.timelines.forget_reached(&mut resident.marks);
+        }
+        self.timelines.forget_reached_of_waits();
     }
 
     /// What a lease holds.

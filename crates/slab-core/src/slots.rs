@@ -87,6 +87,14 @@ impl<T, St: Store> Slots<T, St> {
         }
     }
 
+    /// The values, in no order.
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().filter_map(|slot| match slot {
+            Slot::Taken(value) => Some(value),
+            Slot::Vacant { .. } => None,
+        })
+    }
+
     #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
         match self.slots.get(index as usize) {

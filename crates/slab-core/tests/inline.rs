@@ -3,8 +3,8 @@
 use std::hash::RandomState;
 
 use slab_core::{
-    Allocation, Error, FreeList, FreeListConfig, Inline, Placement, Pool, PoolConfig, PoolId,
-    Reclaimed, Reserve,
+    Allocation, Credit, Error, FreeList, FreeListConfig, Inline, Placement, Pool, PoolConfig,
+    PoolId, Reclaimed, Reserve,
 };
 
 const G: u64 = 256;
@@ -79,11 +79,39 @@ fn a_reserve_that_would_need_one_more_run_than_there_are_evicts_nothing() {
     for key in 0..6 {
         assert!(keep(&mut pool, key, 2));
     }
-    assert_eq!(pool.reserve(G), Reserve::Full);
+    // What is idle lies between what is not, so nothing can merge and leave a rest.
+    let leases: Vec<_> = [0, 2, 4]
+        .iter()
+        .filter_map(|key| pool.acquire(key))
+        .collect();
+    assert_eq!((leases.len(), pool.reserve(G)), (3, Reserve::Full));
     assert_eq!((pool.stats().residents, pool.stats().evictions), (6, 0));
-    // Once two have become one there is room for the rest.
-    assert!(pool.evict(&2) && pool.evict(&3));
-    assert!(keep(&mut pool, 60, 1));
+    assert!(keep(&mut pool, 60, 2), "exactly as long");
+    for lease in leases {
+        pool.release(lease, &[]).expect("own lease");
+    }
+    assert!(keep(&mut pool, 61, 1), "two neighbours merge");
+}
+
+#[test]
+fn a_refusal_for_want_of_runs_is_thought_over_once_neighbours_need_not_wait() {
+    let mut pool = pool(12);
+    let line = pool.add_timeline().expect("the first one");
+    let mut leases = Vec::new();
+    for key in 0..6 {
+        let bytes = reserve(&mut pool, 2).expect("room");
+        leases.push(pool.publish(key, bytes, ()).expect("room for a resident"));
+    }
+    for lease in leases.drain(2..4) {
+        pool.release(lease, &[line.fence(1)]).expect("own lease");
+    }
+    assert_eq!(
+        pool.reserve(4 * G),
+        Reserve::Full,
+        "a window that waits may have to be cut"
+    );
+    pool.handle_reached(line, 1).expect("own timeline");
+    assert!(reserve(&mut pool, 4).is_some());
 }
 
 #[test]
@@ -137,6 +165,59 @@ fn fences_beyond_the_store_are_refused_with_the_token_and_change_nothing() {
         pool.handle_reached(*line, 2).expect("own timeline");
     }
     assert_eq!(pool.stats().free, 12 * G);
+}
+
+#[test]
+fn fences_that_are_reached_take_no_room_from_others() {
+    let mut pool = pool(12);
+    let lines: Vec<_> = (0..3)
+        .map(|_| pool.add_timeline().expect("three of eight"))
+        .collect();
+    let at = |value| {
+        lines
+            .iter()
+            .map(|line| line.fence(value))
+            .collect::<Vec<_>>()
+    };
+    let mut leases = Vec::new();
+    for key in 0..5 {
+        let bytes = reserve(&mut pool, 1).expect("room");
+        leases.push(pool.publish(key, bytes, ()).expect("room for a resident"));
+    }
+    for lease in leases.drain(..2) {
+        pool.release(lease, &at(1)).expect("six marks of eight");
+    }
+    for line in &lines {
+        pool.handle_reached(*line, 1).expect("own timeline");
+    }
+    for lease in leases.drain(..2) {
+        pool.release(lease, &at(2))
+            .expect("the six are of no use any more");
+    }
+    let lease = leases.pop().expect("the fifth");
+    let refused = pool
+        .release(lease, &at(2))
+        .expect_err("nine are not reached");
+    assert_eq!(refused.cause, Error::TooManyFences { fences_max: 8 });
+    pool.handle_reached(lines[0], 2).expect("own timeline");
+    pool.release(refused.value, &at(2)[1..])
+        .expect("six of eight");
+}
+
+#[test]
+fn a_policy_without_a_heap_bounds_the_residents_of_any_pool() {
+    let config = PoolConfig::new(PoolId::new(), 12 * G);
+    let policy = Credit::<Inline<4>>::new_inline();
+    let mut pool: Pool<u32, (), _, _, _> =
+        Pool::with_policy(config, RandomState::new(), policy).expect("valid configuration");
+    for key in 0..6 {
+        let Reserve::Ready(bytes) = pool.reserve(G) else {
+            panic!("there is room")
+        };
+        let lease = pool.publish(key, bytes, ()).expect("an idle one gives way");
+        pool.release(lease, &[]).expect("own lease");
+    }
+    assert_eq!((pool.stats().residents, pool.stats().evictions), (4, 2));
 }
 
 #[test]

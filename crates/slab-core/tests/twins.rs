@@ -72,7 +72,10 @@ fn try_pool(count: usize) -> Option<(usize, String, String)> {
 fn every_twin_is_noticed_by_its_harness() {
     panic::set_hook(Box::new(|info| {
         let file = info.location().map_or("", |location| location.file());
-        let said = info.payload_as_str().unwrap_or("").replace('\n', " ");
+        let payload = info.payload();
+        let said = payload.downcast_ref::<&str>().copied();
+        let said = said.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        let said = said.unwrap_or("").replace('\n', " ");
         PANIC.set((file.to_owned(), said));
     }));
     let (best, first) = (Placement::BestFit, Placement::FirstFit);

@@ -102,6 +102,7 @@ impl<const SLOTS: usize, const CLASSES: usize> Credit<Inline<SLOTS, CLASSES>> {
     /// slots. O(slots).
     #[must_use]
     pub const fn new_inline() -> Self {
+        const { Inline::<SLOTS, CLASSES>::IS_VALID };
         Self::with(Ghosts::new_inline())
     }
 }
@@ -164,6 +165,7 @@ impl<St: Store> Credit<St> {
 
 impl<St: Store> Evict for Credit<St> {
     type Rank = CreditRank;
+    const ENTRIES_MAX: u32 = St::SLOTS_MAX;
 
     fn on_insert(&mut self, entry: u32, hash: u64, len: u64) -> CreditRank {
         let mut uses = 1;

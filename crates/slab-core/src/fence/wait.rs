@@ -105,13 +105,51 @@ impl<St: Store> Timelines<St> {
         })
     }
 
+    /// Whether marks may not be enough for these fences, so that reached ones should be forgotten first. Only in
+    /// stores with a bound.
+    pub(crate) fn is_short_of_marks(&self, fences: &[Fence]) -> bool {
+        fences.len() as u64 > u64::from(self.marks.room())
+    }
+
+    /// Forgets the marks of a region that are reached. O(timelines).
+    pub(crate) fn forget_reached(&mut self, marks: &mut Marks) {
+        let mut kept = NIL;
+        let mut at = marks.0;
+        while at != NIL {
+            let Mark {
+                timeline,
+                value,
+                next,
+            } = self.marks[at];
+            if self.standing_of(timeline, value) == Standing::Reached {
+                self.marks.remove(at);
+            } else {
+                self.marks[at].next = kept;
+                kept = at;
+            }
+            at = next;
+        }
+        marks.0 = kept;
+    }
+
+    /// As [`forget_reached`](Self::forget_reached), for every run that waits. O(waits × timelines).
+    pub(crate) fn forget_reached_of_waits(&mut self) {
+        let mut at = self.oldest;
+        while at != NIL {
+            let mut marks = core::mem::replace(&mut self.waits[at].marks, Marks::NONE);
+            self.forget_reached(&mut marks);
+            self.waits[at].marks = marks;
+            at = self.waits[at].newer;
+        }
+    }
+
     /// Whether fences can be recorded on a region with these marks: all on timelines of ours, and room for the
     /// marks that they add. O(fences), and O(fences × (timelines + fences)) near the bound of the store.
     pub(crate) fn check_all(&self, marks: &Marks, fences: &[Fence]) -> Result<(), Error> {
         for fence in fences {
             self.check(fence.timeline())?;
         }
-        if fences.len() as u64 > u64::from(self.marks.room())
+        if self.is_short_of_marks(fences)
             && self.marks_added(marks, fences) > self.marks.room() as usize
         {
             return Err(Error::TooManyFences {

@@ -154,11 +154,25 @@ impl<St: Store> FreeList<St> {
     /// slot if none is long enough or one more cannot be numbered: what fits into two registers.
     #[inline(never)]
     pub(super) fn take_or_none(&mut self, need: u64) -> (u32, u64) {
-        let taken = self.index.take(&mut self.nodes, need);
+        let mut taken = self.index.take(&mut self.nodes, need);
+        if taken.0 == NONE && self.nodes.room() == 0 {
+            taken = self.take_exact(need);
+        }
         if taken.0 != NONE {
             self.granules[Tag::Free as usize] -= need;
         }
         taken
+    }
+
+    /// The lowest free run of exactly this length, which can be taken where no rest can be numbered. O(runs).
+    #[cold]
+    fn take_exact(&mut self, need: u64) -> (u32, u64) {
+        let is_exact = |slot: &u32| self.nodes.is_free(*slot) && self.nodes[*slot].len == need;
+        let found = self.slots().find(is_exact);
+        match found {
+            Some(slot) => self.index.cut(&mut self.nodes, slot, need),
+            None => (NONE, 0),
+        }
     }
 
     /// Cuts `[from, to)` out of the free run at `slot` that contains it and makes it the caller's. The

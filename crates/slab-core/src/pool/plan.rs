@@ -185,6 +185,7 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
     /// The cheapest window among the runs from `first` to `last`, or to the end of the map: one pass over
     /// the shortest windows that end at each run.
     fn cheapest(&self, first: u32, last: u32, need: u64, allowed: Allowed) -> Option<Window> {
+        let has_room = self.list.has_room(1);
         let mut best: Option<Window> = None;
         let mut current: Option<Window> = None;
         let mut slot = first;
@@ -202,7 +203,10 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
                 window.cost.add(cost);
                 while window.first != window.last {
                     let first = self.list.node(window.first);
-                    if window.len - first.len < need {
+                    let rest = window.len - first.len;
+                    // One run that cannot be cut would be left.
+                    let is_stuck = !has_room && first.next == window.last && rest != need;
+                    if rest < need || is_stuck {
                         break;
                     }
                     window.len -= first.len;

@@ -148,7 +148,8 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
             return None;
         }
         let window = self.plan(need, claimable);
-        if window.is_none() && claimable {
+        // Without room for more runs a longer request may fit where a shorter one would have to be cut.
+        if window.is_none() && claimable && self.list.has_room(2) {
             self.refused_min = need;
         }
         window

@@ -18,7 +18,8 @@ pub struct PoolStats {
     pub free: u64,
     /// Bytes in [`Allocation`](crate::Allocation)s.
     pub owned: u64,
-    /// Bytes of residents with leases, displaced ones included.
+    /// Bytes of residents with leases, displaced ones included. Where the map could number no more runs when a claim
+    /// was fulfilled, what its region has in excess counts here too, leased or not.
     pub resident_leased: u64,
     /// Bytes of residents without leases: evictable.
     pub resident_idle: u64,
