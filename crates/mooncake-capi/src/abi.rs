@@ -9,6 +9,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -28,7 +29,13 @@ pub(crate) fn complain(what: &fmt::Arguments<'_>, error: &dyn std::error::Error)
         line.push_str(&format!(": {error}"));
         cause = error.source();
     }
-    eprintln!("{line}");
+    say(&line);
+}
+
+/// Writes a line to standard error. One that cannot be written is lost: `eprintln!` would panic, and a call fail
+/// that has done its work.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 /// Runs a call; a panic in it becomes `failure`.
@@ -74,14 +81,16 @@ pub unsafe extern "C" fn createTransferEngine(
             )
         };
         let (Some(metadata), Some(name)) = texts else {
-            eprintln!("transfer_engine: no engine without metadata and a name, in UTF-8");
+            say("transfer_engine: no engine without metadata and a name, in UTF-8");
             return std::ptr::null_mut();
         };
         if ip_or_host_name.is_null() {
             return std::ptr::null_mut();
         }
         if metadata != "P2PHANDSHAKE" {
-            eprintln!("transfer_engine: metadata {metadata:?} is not P2PHANDSHAKE");
+            say(&format!(
+                "transfer_engine: metadata {metadata:?} is not P2PHANDSHAKE"
+            ));
             return std::ptr::null_mut();
         }
         let native = match listen::start(name) {

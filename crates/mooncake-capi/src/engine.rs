@@ -155,6 +155,7 @@ impl Engine {
         let mut registered = locked(&self.memory);
         let mut added = Vec::new();
         let mut failure = 0;
+        let mut refusal = None;
         for &(addr, len) in ranges {
             // SAFETY: the caller's promise.
             let memory = unsafe { ForeignMemory::new(addr, len) }.filter(|_| len > 0);
@@ -175,8 +176,8 @@ impl Engine {
                     added.push(first);
                 }
                 Err(error) => {
-                    crate::abi::complain(&format_args!("cannot register memory"), &error);
                     failure = code_of(&error);
+                    refusal = Some(error);
                     break;
                 }
             }
@@ -188,6 +189,10 @@ impl Engine {
                 .collect();
             drop(registered);
             drop(taken);
+        }
+        // Once everything is as it was.
+        if let Some(error) = refusal {
+            crate::abi::complain(&format_args!("cannot register memory"), &error);
         }
         failure
     }

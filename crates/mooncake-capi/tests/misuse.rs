@@ -12,6 +12,20 @@ use silent::SilentPeer;
 
 #[test]
 fn misuse_from_c_is_answered_with_errors() {
+    run_misuse(Stdio::inherit());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_standard_error_that_takes_nothing_changes_no_answer() {
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    run_misuse(full.into());
+}
+
+fn run_misuse(stderr: Stdio) {
     let peer = SilentPeer::start();
     let program = Program::compile("misuse");
     let mut child = program
@@ -19,6 +33,7 @@ fn misuse_from_c_is_answered_with_errors() {
         .arg(peer.session())
         .env_remove("MC_FORCE_TCP")
         .stdout(Stdio::piped())
+        .stderr(stderr)
         .spawn()
         .unwrap();
     let code = program::exit_code(&mut child);

@@ -325,6 +325,19 @@ static void before_the_end(transfer_engine_t engine, const char *peer)
     handles(engine);
 }
 
+/* A call that has something to say on standard error answers as it would if nobody listened. */
+static void complaints(transfer_engine_t engine)
+{
+    char name[64];
+    transfer_engine_t peer = createTransferEngine(p2p, "127.0.0.1", "127.0.0.1", 0, 1);
+    EXPECT(peer != NULL && getLocalIpAndPort(peer, name, sizeof name) == 0);
+    segment_id_t segment = openSegment(engine, name);
+    EXPECT(segment > 0);
+    destroyTransferEngine(peer);
+    notify_msg_t message = {"a", "b"};
+    EXPECT(genNotifyInEngine(engine, (uint64_t)segment, message) == -102);
+}
+
 int main(int argc, char **argv)
 {
     EXPECT(argc == 2);
@@ -336,6 +349,7 @@ int main(int argc, char **argv)
     transfer_engine_t engine = createTransferEngine(p2p, "127.0.0.1:5", "127.0.0.1", 0, 0);
     EXPECT(engine != NULL);
     arguments(engine);
+    complaints(engine);
     batches(engine);
     with_message(engine);
     before_the_end(engine, argv[1]);
