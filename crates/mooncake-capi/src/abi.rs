@@ -106,7 +106,7 @@ pub unsafe extern "C" fn createTransferEngine(
 }
 
 /// Ends an engine. Tasks under way end; when it returns, no memory is touched any more. Waits for calls
-/// that are running.
+/// that are running. The engine's batches are gone with it: their ids are answered with errors.
 ///
 /// # Safety
 /// None of its own; it may be called with any handle, and more than once.
@@ -379,6 +379,7 @@ pub unsafe extern "C" fn allocateBatchID(
 }
 
 /// Adds requests to a batch, all or none: 1 for a wrong argument, 2 for a full batch, 8 without a transport.
+/// A batch that another engine allocated is a wrong argument.
 ///
 /// # Safety
 /// `entries` has `count` entries, and the memory of each stays mapped until its task was seen in a final
@@ -434,26 +435,33 @@ unsafe fn submit(
 ) -> c_int {
     const WRONG: c_int = sys::STATUS_INVALID_ARGUMENT;
     with_engine(engine, WRONG, WRONG, |engine| {
-        let submitted = batches::with(batch_id, |batch| {
+        match batches::with_own(engine.key(), batch_id, |batch| batch.has_room(count)) {
+            None => return WRONG,
+            Some(false) => return sys::STATUS_TOO_MANY_REQUESTS,
+            Some(true) => {}
+        }
+        // SAFETY: the caller's promise; there is room for `count`, so that it is no absurd number.
+        let Some(requests) = (unsafe { entries(requests, count) }) else {
+            return WRONG;
+        };
+        // Before the batch is locked: the engine's own segment is opened when it is first asked for.
+        let checked: Result<Vec<_>, _> = requests
+            .iter()
+            .map(|request| check(engine, request))
+            .collect();
+        let (ops, segments): (Vec<_>, Vec<_>) = match checked {
+            Ok(checked) => checked.into_iter().unzip(),
+            Err(code) => return code,
+        };
+        let message = match message(&segments) {
+            Ok(message) => message,
+            Err(code) => return code,
+        };
+        let submitted = batches::with_own(engine.key(), batch_id, |batch| {
+            // Another thread may have been faster.
             if !batch.has_room(count) {
                 return sys::STATUS_TOO_MANY_REQUESTS;
             }
-            // SAFETY: the caller's promise; there is room for `count`, so that it is no absurd number.
-            let Some(requests) = (unsafe { entries(requests, count) }) else {
-                return WRONG;
-            };
-            let checked: Result<Vec<_>, _> = requests
-                .iter()
-                .map(|request| check(engine, request))
-                .collect();
-            let (ops, segments): (Vec<_>, Vec<_>) = match checked {
-                Ok(checked) => checked.into_iter().unzip(),
-                Err(code) => return code,
-            };
-            let message = match message(&segments) {
-                Ok(message) => message,
-                Err(code) => return code,
-            };
             for ((request, op), segment) in requests.iter().zip(ops).zip(segments) {
                 // SAFETY: the caller's promise.
                 let state = unsafe { start(engine, request, op, segment) };

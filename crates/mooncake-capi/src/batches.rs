@@ -1,7 +1,7 @@
 //! Batches by their ids, and what is known about each of their tasks.
 //!
 //! A batch belongs to the process, as in the header's first implementation: any live engine may poll and
-//! free it.
+//! free it. Only its own engine may submit into it, for the batch is gone when that one is.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -25,8 +25,13 @@ pub(crate) struct Message {
     pub(crate) text: String,
 }
 
-pub(crate) struct Batch {
+/// A batch in the table. What has to be known without waiting for a call on the batch is outside its lock.
+struct Entry {
     owner: EngineKey,
+    batch: Mutex<Batch>,
+}
+
+pub(crate) struct Batch {
     capacity: usize,
     tasks: Vec<Task>,
     /// Tasks not seen in a final state.
@@ -50,9 +55,10 @@ pub(crate) enum State {
     Failed,
 }
 
-type Table = Mutex<HashMap<u64, Arc<Mutex<Batch>>>>;
+type Table = Mutex<HashMap<u64, Arc<Entry>>>;
 
-fn table() -> MutexGuard<'static, HashMap<u64, Arc<Mutex<Batch>>>> {
+/// The process's batches. None of them is locked meanwhile: a call on one may wait for a peer.
+fn table() -> MutexGuard<'static, HashMap<u64, Arc<Entry>>> {
     static TABLE: OnceLock<Table> = OnceLock::new();
     TABLE
         .get_or_init(Table::default)
@@ -69,7 +75,6 @@ pub(crate) fn allocate(owner: EngineKey, capacity: usize) -> sys::BatchId {
     }
     let id = 1 + COUNT.fetch_add(1, Ordering::Relaxed);
     let batch = Batch {
-        owner,
         capacity,
         tasks: Vec::new(),
         unseen: 0,
@@ -77,14 +82,32 @@ pub(crate) fn allocate(owner: EngineKey, capacity: usize) -> sys::BatchId {
         message: None,
         is_freed: false,
     };
-    table.insert(id, Arc::new(Mutex::new(batch)));
+    let batch = Mutex::new(batch);
+    table.insert(id, Arc::new(Entry { owner, batch }));
     id
 }
 
 /// Calls `act` with the batch, alone; none if the id is of no batch.
 pub(crate) fn with<T>(id: sys::BatchId, act: impl FnOnce(&mut Batch) -> T) -> Option<T> {
-    let batch = Arc::clone(table().get(&id)?);
-    let mut batch = batch.lock().unwrap_or_else(PoisonError::into_inner);
+    let entry = Arc::clone(table().get(&id)?);
+    act_on(&entry, act)
+}
+
+/// As [`with`], and none if the batch is of another engine than `owner`.
+pub(crate) fn with_own<T>(
+    owner: EngineKey,
+    id: sys::BatchId,
+    act: impl FnOnce(&mut Batch) -> T,
+) -> Option<T> {
+    let entry = Arc::clone(table().get(&id)?);
+    if entry.owner != owner {
+        return None;
+    }
+    act_on(&entry, act)
+}
+
+fn act_on<T>(entry: &Entry, act: impl FnOnce(&mut Batch) -> T) -> Option<T> {
+    let mut batch = entry.batch.lock().unwrap_or_else(PoisonError::into_inner);
     (!batch.is_freed).then(|| act(&mut batch))
 }
 
@@ -112,12 +135,9 @@ pub(crate) fn free(id: sys::BatchId) -> c_int {
 pub(crate) fn drop_of(owner: EngineKey) {
     let gone: Vec<_> = {
         let mut table = table();
-        let is_owned = |batch: &Arc<Mutex<Batch>>| {
-            batch.lock().unwrap_or_else(PoisonError::into_inner).owner == owner
-        };
         let ids: Vec<u64> = table
             .iter()
-            .filter(|(_, batch)| is_owned(batch))
+            .filter(|(_, entry)| entry.owner == owner)
             .map(|(id, _)| *id)
             .collect();
         ids.iter().filter_map(|id| table.remove(id)).collect()
@@ -274,5 +294,45 @@ mod tests {
         .unwrap();
         drop_of(owner);
         assert!(with(id, |_| ()).is_none());
+    }
+
+    #[test]
+    fn a_call_that_waits_on_one_batch_holds_up_neither_others_nor_the_end_of_an_engine() {
+        let (owner, other) = (EngineKey::next(), EngineKey::next());
+        let (busy, idle) = (allocate(owner, 1), allocate(other, 1));
+        let (entered, has_entered) = std::sync::mpsc::channel();
+        let (release, is_released) = std::sync::mpsc::channel::<()>();
+        let stalled = std::thread::spawn(move || {
+            with(busy, |_| {
+                entered.send(()).unwrap();
+                // Ends with the sender, whichever way the test goes.
+                let _ = is_released.recv();
+            })
+        });
+        has_entered.recv().unwrap();
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            drop_of(other);
+            let gone = with(idle, |_| ()).is_none();
+            let next = allocate(other, 1);
+            let is_there = with(next, |_| ()).is_some();
+            drop_of(owner);
+            let _ = done.send(gone && is_there);
+        });
+        let outcome = is_done.recv_timeout(std::time::Duration::from_secs(20));
+        drop(release);
+        assert_eq!(outcome, Ok(true));
+        assert!(stalled.join().unwrap().is_some());
+        assert!(with(busy, |_| ()).is_none());
+    }
+
+    #[test]
+    fn only_its_own_engine_submits_into_a_batch() {
+        let (owner, other) = (EngineKey::next(), EngineKey::next());
+        let id = allocate(owner, 1);
+        assert!(with_own(other, id, |_| ()).is_none());
+        assert!(with_own(owner, id, |_| ()).is_some());
+        assert_eq!(free(id), sys::STATUS_OK);
+        assert!(with_own(owner, id, |_| ()).is_none());
     }
 }

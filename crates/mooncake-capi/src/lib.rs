@@ -17,6 +17,8 @@
 //! - `remote_accessible` 0 keeps peers out. Memory at null, and ranges that wrap, are refused (-1).
 //! - `unregisterLocalMemory` returns when no request of a peer touches the memory any more.
 //!   `unregisterLocalMemoryBatch` with an unknown address changes nothing.
+//! - `submitTransfer` into a batch that another engine allocated is an invalid argument (1), and a batch is gone
+//!   when its engine is destroyed.
 //! - An opcode that is neither read nor write is an invalid argument (1), not a read.
 //! - `openSegmentNoCache` and `syncSegmentCache` fetch nothing: a peer that has moved is found again when
 //!   a transfer to it fails.
