@@ -681,7 +681,11 @@ pub unsafe extern "C" fn enableGracefulShutdown(_engine: *mut sys::Engine) {
     }
     for signal in [libc::SIGTERM, libc::SIGINT] {
         // SAFETY: the handler calls nothing but `_exit`.
-        unsafe { libc::signal(signal, end as *const () as libc::sighandler_t) };
+        let before = unsafe { libc::signal(signal, end as *const () as libc::sighandler_t) };
+        if before == libc::SIG_ERR {
+            let error = std::io::Error::last_os_error();
+            complain(&format_args!("cannot handle signal {signal}"), &error);
+        }
     }
 }
 
