@@ -50,7 +50,6 @@ mod watcher;
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -246,15 +245,7 @@ fn spawn_threads(core: &Arc<Core>) -> std::io::Result<()> {
     let thread_core = Arc::clone(core);
     std::thread::Builder::new()
         .name("mooncake-watch".to_owned())
-        .spawn(move || {
-            let core = &thread_core;
-            if catch_unwind(AssertUnwindSafe(|| watcher::run(core))).is_err() {
-                tracing::error!("the engine's thread panicked; the engine stops, memory leaks");
-                core.close();
-                core.handle.destroy();
-                core.note_ended();
-            }
-        })
+        .spawn(move || watcher::run(&thread_core))
         .map(drop)
 }
 

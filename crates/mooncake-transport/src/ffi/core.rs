@@ -37,6 +37,9 @@ pub(super) struct Core {
     pub(super) is_closing: AtomicBool,
     has_ended: Mutex<bool>,
     end: Condvar,
+    /// Where a test wants the next panic.
+    #[cfg(test)]
+    pub(super) tripwire: Mutex<Option<&'static str>>,
 }
 
 /// Tasks in the library, as one of its batches. They go together with it.
@@ -84,7 +87,18 @@ impl Core {
             is_closing: AtomicBool::new(false),
             has_ended: Mutex::new(false),
             end: Condvar::new(),
+            #[cfg(test)]
+            tripwire: Mutex::default(),
         }
+    }
+
+    /// Panics, once, if a test wants that here.
+    #[cfg(test)]
+    pub(super) fn trip(&self, place: &'static str) {
+        let is_meant = locked(&self.tripwire)
+            .take_if(|wanted| *wanted == place)
+            .is_some();
+        assert!(!is_meant, "a panic of the test in {place}");
     }
 
     /// Wakes the thread that watches.

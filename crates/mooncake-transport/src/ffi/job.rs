@@ -30,9 +30,26 @@ type Keep = (Box<dyn Any + Send>, Arc<dyn Memory>);
 /// The duty to settle the task, in the hands of whoever is first.
 #[derive(Clone)]
 pub(super) struct Promise {
-    ticket: Arc<Mutex<Option<Ticket>>>,
+    ticket: Arc<Mutex<Option<HeldTicket>>>,
     deadline: Instant,
     allowed: Duration,
+}
+
+/// A ticket that settles its task as held when it is dropped: what is lost may be in the library.
+struct HeldTicket(Option<Ticket>);
+
+impl HeldTicket {
+    fn into_inner(mut self) -> Option<Ticket> {
+        self.0.take()
+    }
+}
+
+impl Drop for HeldTicket {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.0.take() {
+            ticket.settle_held(Reason::Lost);
+        }
+    }
 }
 
 impl Job {
@@ -48,7 +65,7 @@ impl Job {
             },
             keep: Some(ManuallyDrop::new((task.hold, task.memory))),
             promise: Promise {
-                ticket: Arc::new(Mutex::new(Some(ticket))),
+                ticket: Arc::new(Mutex::new(Some(HeldTicket(Some(ticket))))),
                 // At most a day and what a length of 2^64 takes: later than any clock.
                 deadline: Instant::now()
                     .checked_add(allowed)
@@ -99,6 +116,7 @@ impl Promise {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take()
+            .and_then(HeldTicket::into_inner)
     }
 
     fn too_slow(&self) -> Reason {

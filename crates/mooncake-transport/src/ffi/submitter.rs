@@ -24,10 +24,16 @@ impl Drop for Running<'_> {
 pub(super) fn run(core: &Core, desk: usize) {
     let running = Running(core);
     while let Some(chunk) = next(core) {
+        let peer = chunk.peer;
         if catch_unwind(AssertUnwindSafe(|| hand_over(core, desk, chunk))).is_err() {
             tracing::error!(
                 "a thread that submits panicked; its tasks are lost, their memory leaks"
             );
+            // They stay counted, for the library may have them. The last of their promises settle here.
+            let lost = std::mem::take(&mut *locked(&core.desks[desk]));
+            drop(lost);
+            locked(&core.queue).submitted(peer);
+            core.work.notify_all();
         }
     }
     drop(running);
@@ -53,6 +59,8 @@ fn hand_over(core: &Core, desk: usize, chunk: Chunk<Job>) {
     let Chunk { peer, jobs } = chunk;
     *locked(&core.desks[desk]) = jobs.iter().map(|job| job.promise().clone()).collect();
     let requests: Vec<_> = jobs.iter().map(Job::request).collect();
+    #[cfg(test)]
+    core.trip("hand_over");
     let submitted = match core.handle.enter() {
         // SAFETY: a job keeps its memory until it is finished. These go into a flight, where each is finished
         // when the library has said that it ended, or after the engine has been destroyed; what is lost leaks.

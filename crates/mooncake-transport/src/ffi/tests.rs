@@ -655,3 +655,71 @@ fn dropping_the_engine_waits_for_nothing_and_ends_everything() {
     fake.assert_no_violations();
     assert_eq!(fake.state.lock().unwrap().destroyed, 1);
 }
+
+/// Notes how often the library's engine had been destroyed when it is dropped.
+struct Witness {
+    fake: Arc<Fake>,
+    seen: Arc<Mutex<Option<usize>>>,
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        *locked(&self.seen) = Some(self.fake.state.lock().unwrap().destroyed);
+    }
+}
+
+impl Fixture {
+    /// A task, and how often the library had been destroyed when its hold was dropped.
+    fn witnessed(&self, at: u64) -> (Task, Arc<Mutex<Option<usize>>>) {
+        let (mut task, _) = self.task(Op::Write, at, 1);
+        let seen = Arc::default();
+        task.hold = Box::new(Witness {
+            fake: Arc::clone(&self.fake),
+            seen: Arc::clone(&seen),
+        });
+        (task, seen)
+    }
+}
+
+#[test]
+fn a_panic_of_the_thread_that_watches_settles_everything_and_lets_go_only_after_the_end() {
+    let f = start_with(|config| config.limits.in_flight_per_peer = 1);
+    let (first, first_seen) = f.witnessed(0);
+    let (second, second_seen) = f.witnessed(1);
+    let flying = f.engine.submit(vec![first]).unwrap();
+    f.fake
+        .until("it is submitted", |state| state.submitted.len() == 1);
+    let waiting = f.engine.submit(vec![second]).unwrap();
+    *locked(&f.engine.core.tripwire) = Some("poll");
+    let report = settled(&flying);
+    // Destroyed before, so that nothing touches it.
+    assert_eq!(report.tasks()[0].local, Local::Quiet);
+    assert_eq!(report.tasks()[0].remote, Remote::Unknown(Reason::ShutDown));
+    assert_eq!(*locked(&first_seen), Some(1));
+    let report = settled(&waiting);
+    assert_eq!(report.tasks()[0].remote, Remote::Ended(Reason::ShutDown));
+    assert!(locked(&second_seen).is_some());
+    let refused = f.engine.submit(vec![f.task(Op::Write, 0, 1).0]);
+    assert!(matches!(
+        refused,
+        Err(Refused {
+            cause: EngineError::ShutDown,
+            ..
+        })
+    ));
+    f.end();
+}
+
+#[test]
+fn a_panic_of_a_thread_that_submits_leaves_its_task_held_and_the_peer_usable() {
+    let f = start_with(|config| config.limits.submit_threads = 1);
+    f.set_initial(4);
+    *locked(&f.engine.core.tripwire) = Some("hand_over");
+    let (task, seen) = f.witnessed(0);
+    let report = settled(&f.engine.submit(vec![task]).unwrap());
+    assert_eq!(report.tasks()[0].local, Local::Held);
+    assert_eq!(report.tasks()[0].remote, Remote::Unknown(Reason::Lost));
+    assert!(settled(&f.submit_one().0).is_applied());
+    f.end();
+    assert_eq!(*locked(&seen), None, "what is lost leaks");
+}

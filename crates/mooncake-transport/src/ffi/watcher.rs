@@ -1,5 +1,6 @@
 //! The thread that asks the library how tasks are, gives up the late ones, and ends the engine.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,23 +20,61 @@ const EAGER_ROUNDS: u32 = 200;
 const NAP_MIN: Duration = Duration::from_micros(20);
 const NAP_MAX: Duration = Duration::from_millis(1);
 
-/// Watches until the engine is closed, then ends it.
+/// Watches until the engine is closed, then ends it. A panic ends it too: tasks are not watched any more, and
+/// settle once the library has been destroyed.
 pub(super) fn run(core: &Core) {
+    // Outlives a panic: nothing of it may be let go of before the library has been destroyed.
     let mut flights = Vec::new();
+    let watched = catch_unwind(AssertUnwindSafe(|| {
+        watch(core, &mut flights);
+        close_queue(core);
+        // A call that hands over tasks has to return first. Meanwhile tasks go on, and end, and are given up.
+        while core.submitters_running.load(Ordering::SeqCst) > 0 {
+            flights.append(&mut locked(&core.inbox));
+            poll(core, &mut flights);
+            give_up_late(core, &flights);
+            std::thread::sleep(NAP_MAX);
+        }
+    }));
+    if watched.is_err() {
+        tracing::error!("the engine's thread panicked; the engine stops");
+        core.close();
+        close_queue(core);
+        while core.submitters_running.load(Ordering::SeqCst) > 0 {
+            // What a thread that submits has at hand settles in time all the same.
+            let looked = catch_unwind(AssertUnwindSafe(|| give_up_late(core, &flights)));
+            if looked.is_err() {
+                tracing::error!("looking for late tasks panicked");
+            }
+            std::thread::sleep(NAP_MAX);
+        }
+    }
+    end(core, flights);
+}
+
+fn watch(core: &Core, flights: &mut Vec<Flight>) {
     let mut quiet_rounds = 0_u32;
     let mut looked = Instant::now();
     while !core.is_closing() {
-        quiet_rounds = match poll(core, &mut flights) {
+        quiet_rounds = match poll(core, flights) {
             true => 0,
             false => quiet_rounds.saturating_add(1),
         };
         if looked.elapsed() >= TICK {
-            give_up_late(core, &flights);
+            give_up_late(core, flights);
             looked = Instant::now();
         }
-        pause(core, &mut flights, quiet_rounds);
+        pause(core, flights, quiet_rounds);
     }
-    end(core, flights);
+}
+
+/// Lets no further task be handed over, and settles those that wait.
+fn close_queue(core: &Core) {
+    let waiting = locked(&core.queue).close();
+    core.work.notify_all();
+    for job in waiting {
+        job.finish(Remote::Ended(Reason::ShutDown));
+    }
 }
 
 /// Waits for news, or for the next round.
@@ -79,6 +118,8 @@ fn poll(core: &Core, flights: &mut Vec<Flight>) -> bool {
     if flights.is_empty() {
         return false;
     }
+    #[cfg(test)]
+    core.trip("poll");
     let mut ended: Vec<(PeerKey, Job, Remote)> = Vec::new();
     {
         let Ok(Some(entered)) = core.handle.enter() else {
@@ -166,20 +207,8 @@ fn give_up_late(core: &Core, flights: &[Flight]) {
     }
 }
 
-/// Ends the engine: nothing of it touches memory afterwards.
+/// Ends the engine: nothing of it touches memory afterwards. No thread submits any more.
 fn end(core: &Core, mut flights: Vec<Flight>) {
-    let waiting = locked(&core.queue).close();
-    core.work.notify_all();
-    for job in waiting {
-        job.finish(Remote::Ended(Reason::ShutDown));
-    }
-    // A call that hands over tasks has to return first. Meanwhile tasks go on, and end, and are given up.
-    while core.submitters_running.load(Ordering::SeqCst) > 0 {
-        flights.append(&mut locked(&core.inbox));
-        poll(core, &mut flights);
-        give_up_late(core, &flights);
-        std::thread::sleep(NAP_MAX);
-    }
     core.handle.destroy();
     flights.append(&mut locked(&core.inbox));
     // Their batches cannot be freed any more, and leak.
