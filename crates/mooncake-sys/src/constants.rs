@@ -37,6 +37,8 @@ pub const STATUS_OK: c_int = 0;
 pub const STATUS_INVALID_ARGUMENT: c_int = 1;
 /// `submitTransfer*`: more requests than the batch has room for.
 pub const STATUS_TOO_MANY_REQUESTS: c_int = 2;
+/// `submitTransfer*`: the memory of a request is not registered. Over RDMA tasks before it may have begun.
+pub const STATUS_ADDRESS_NOT_REGISTERED: c_int = 3;
 /// `freeBatchID`: a task has not been seen in a final state.
 pub const STATUS_BATCH_BUSY: c_int = 4;
 /// `submitTransfer*`: the transport of the segment is not installed.

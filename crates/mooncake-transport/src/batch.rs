@@ -132,7 +132,9 @@ pub enum Reason {
     /// The engine shut down.
     #[error("the engine has shut down")]
     ShutDown,
-    /// The Mooncake library did not take the request, with this code; nothing was started.
+    /// The Mooncake library did not take the call that the request was in, with this code, or would not have. With
+    /// [`Remote::Ended`] nothing was started; with [`Remote::Unknown`] the code does not exclude that part of the
+    /// call was, the request perhaps included.
     #[error("the Mooncake library did not take the request (code {code})")]
     NotTaken {
         /// The library's code.

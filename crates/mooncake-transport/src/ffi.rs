@@ -10,6 +10,10 @@
 //!   else before [`FfiEngine::shut_down`] has returned.
 //! - The library does not tell peers that may read from peers that may write: [`Access::RemoteRead`] is
 //!   [`EngineError::Unsupported`], unless [`FfiConfig::danger_remote_read_lets_write`] says otherwise. Over RDMA local memory has to be registered as well.
+//! - If the library refuses a call in a way that does not exclude that it has begun part of it (over TCP every code
+//!   but 1, 2 and 8, over RDMA every code), the tasks of the call settle as [`Local::Held`](crate::Local::Held), and
+//!   their memory and holds stay until the engine has been destroyed. They stay counted in the limits as well.
+//!   Over RDMA a task whose local range does not lie inside one registered memory is not handed over.
 //! - No call overlaps the one that destroys the engine, which takes up to 5 s and waits for calls that are
 //!   running: it happens on a thread of the engine. Dropping an [`FfiEngine`] waits for nothing.
 //! - Texts, addresses and lengths are checked before the library sees them.

@@ -24,6 +24,9 @@ pub(super) struct Core {
     /// Tasks that were handed to it; `news` wakes the thread that watches them.
     pub(super) inbox: Mutex<Vec<Flight>>,
     pub(super) news: Condvar,
+    /// Tasks that the library may have begun although it did not take them: kept until it has been destroyed. At
+    /// most `FfiLimits::tasks_open_max`, for they stay counted.
+    pub(super) stranded: Mutex<Vec<Job>>,
     /// What each submitting thread is handing over, so that its tasks settle in time although the call
     /// does not return.
     pub(super) desks: Vec<Mutex<Vec<Promise>>>,
@@ -77,6 +80,7 @@ impl Core {
             work: Condvar::new(),
             inbox: Mutex::default(),
             news: Condvar::new(),
+            stranded: Mutex::default(),
             desks: (0..config.limits.submit_threads)
                 .map(|_| Mutex::default())
                 .collect(),

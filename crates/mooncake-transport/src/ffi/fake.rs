@@ -25,6 +25,8 @@ pub(super) struct Fake {
     pub(super) register_code: AtomicI32,
     pub(super) unregister_code: AtomicI32,
     pub(super) free_code: AtomicI32,
+    /// How many tasks of a call begin although `submitTransfer` answers with a code.
+    pub(super) begun_all_the_same: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -184,6 +186,7 @@ unsafe extern "C" fn create(
         register_code: AtomicI32::new(0),
         unregister_code: AtomicI32::new(0),
         free_code: AtomicI32::new(0),
+        begun_all_the_same: AtomicUsize::new(0),
     });
     let address = NEXT.fetch_add(16, Ordering::SeqCst);
     ENGINES.lock().unwrap().insert(address, fake);
@@ -319,10 +322,14 @@ unsafe extern "C" fn submit(
 ) -> c_int {
     let call = Call::begin(engine, "submitTransfer");
     let code = call.0.submit_code.load(Ordering::SeqCst);
-    if code != 0 {
+    let count = match code {
+        0 => count,
+        _ => count.min(call.0.begun_all_the_same.load(Ordering::SeqCst)),
+    };
+    if count == 0 {
         return code;
     }
-    // SAFETY: the wrapper passes an array of that length.
+    // SAFETY: the wrapper passes an array of at least that length.
     let requests = unsafe { std::slice::from_raw_parts(requests, count) };
     let mut state = call.state();
     let initial = state.initial;
@@ -351,7 +358,7 @@ unsafe extern "C" fn submit(
         .count();
     state.in_flight_max = state.in_flight_max.max(in_flight);
     state.largest_call = state.largest_call.max(count);
-    0
+    code
 }
 
 unsafe extern "C" fn status(

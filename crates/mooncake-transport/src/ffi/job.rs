@@ -99,6 +99,13 @@ impl Job {
         }
     }
 
+    /// Settles the task as one that the library may have, and may go on with, and keeps memory and hold.
+    pub(super) fn hold(&self, reason: Reason) {
+        if let Some(ticket) = self.promise.take() {
+            ticket.settle_held(reason);
+        }
+    }
+
     /// Settles the task as late and never begun.
     pub(super) fn finish_late(self) {
         let reason = self.promise.too_slow();

@@ -96,6 +96,7 @@ pub(super) struct Handle {
     engine: RwLock<Option<Raw>>,
     /// Set before the engine is destroyed: no call begins any more.
     is_closing: AtomicBool,
+    is_tcp: bool,
     /// An engine works in the process that made it.
     process: u32,
 }
@@ -104,6 +105,7 @@ pub(super) struct Handle {
 pub(super) struct Entered<'a> {
     library: &'a FfiLibrary,
     engine: Raw,
+    is_tcp: bool,
     _guard: RwLockReadGuard<'a, Option<Raw>>,
 }
 
@@ -113,6 +115,16 @@ pub(super) struct Entered<'a> {
 pub(super) struct LibraryBatch {
     id: sys::BatchId,
     len: usize,
+}
+
+/// Why requests were not submitted, with the library's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotSubmitted {
+    /// None of them was started.
+    Nothing { code: c_int },
+    /// Some may have been: the library may touch their memory until the engine has been destroyed. Their batch
+    /// leaks.
+    Unclear { code: c_int },
 }
 
 /// Where the library finds the bytes of a task.
@@ -130,6 +142,10 @@ impl Source {
             None => std::ptr::without_provenance_mut(memory.address() as usize),
         };
         Self(base.wrapping_add(offset as usize).cast())
+    }
+
+    pub(super) fn address(self) -> u64 {
+        self.0.addr() as u64
     }
 }
 
@@ -163,6 +179,7 @@ impl Handle {
             library: library.clone(),
             engine: RwLock::new(Some(Raw(engine))),
             is_closing: AtomicBool::new(false),
+            is_tcp: *transport == Transport::Tcp,
             process: std::process::id(),
         };
         match handle.install(texts, transport) {
@@ -200,6 +217,7 @@ impl Handle {
         Ok(guard.map(|engine| Entered {
             library: &self.library,
             engine,
+            is_tcp: self.is_tcp,
             _guard: guard,
         }))
     }
@@ -211,6 +229,11 @@ impl Handle {
             true => Ok(()),
             false => Err(LibraryError::Forked),
         }
+    }
+
+    /// Says whether the transport moves memory that is not registered here.
+    pub(super) fn is_tcp(&self) -> bool {
+        self.is_tcp
     }
 
     /// No call begins from now on.
@@ -357,13 +380,12 @@ impl Entered<'_> {
         }
     }
 
-    /// Starts requests as one batch. An error is the library's code; nothing was started. May block while the
-    /// library connects.
+    /// Starts requests as one batch. May block while the library connects.
     ///
     /// # Safety
     /// The memory of each request is kept until its task was seen in a final state, or until the engine has
     /// been destroyed.
-    pub(super) unsafe fn submit(&self, requests: &[Request]) -> Result<LibraryBatch, c_int> {
+    pub(super) unsafe fn submit(&self, requests: &[Request]) -> Result<LibraryBatch, NotSubmitted> {
         let mut entries: Vec<sys::TransferRequest> = requests
             .iter()
             .map(|request| sys::TransferRequest {
@@ -380,7 +402,9 @@ impl Entered<'_> {
         // SAFETY: the engine is live, and the capacity is at most `CHUNK_MAX`.
         let id = unsafe { (self.functions().allocateBatchID)(self.engine(), entries.len()) };
         if id == sys::INVALID_BATCH || id == 0 {
-            return Err(sys::STATUS_TOO_MANY_REQUESTS);
+            return Err(NotSubmitted::Nothing {
+                code: sys::STATUS_TOO_MANY_REQUESTS,
+            });
         }
         let batch = LibraryBatch {
             id,
@@ -399,11 +423,27 @@ impl Entered<'_> {
         if code == sys::STATUS_OK {
             return Ok(batch);
         }
-        // Nothing was added, so that the batch is free of tasks.
+        // Over TCP these codes come before a task is added to the batch. Any other may come from a transport that
+        // was handed some, and over RDMA they all may: there nothing is known but what the source says, which posts
+        // what it has prepared when a later request fails.
+        let proves_nothing_began = self.is_tcp
+            && matches!(
+                code,
+                sys::STATUS_INVALID_ARGUMENT
+                    | sys::STATUS_TOO_MANY_REQUESTS
+                    | sys::STATUS_TRANSPORT_NOT_SUPPORTED
+            );
+        if !proves_nothing_began {
+            tracing::error!(
+                code,
+                "the library may have begun a call that it says failed; its batch and memory stay until the engine ends"
+            );
+            return Err(NotSubmitted::Unclear { code });
+        }
         if let Err(code) = self.free(batch) {
             tracing::error!(code, "an empty batch of the library leaks");
         }
-        Err(code)
+        Err(NotSubmitted::Nothing { code })
     }
 
     /// The state of a task. An error is the library's code.

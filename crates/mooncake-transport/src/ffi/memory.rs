@@ -98,6 +98,15 @@ impl MemoryBook {
         Ok(())
     }
 
+    /// Says whether the bytes lie inside one registered memory.
+    pub(super) fn covers(&self, address: u64, len: u64) -> bool {
+        let before = self.ranges.range(..=address).next_back();
+        before.is_some_and(|(&first, &all)| {
+            let offset = address - first;
+            offset <= all && len <= all - offset
+        })
+    }
+
     /// Lets the library forget memory. If it refuses, nothing can be registered there any more.
     pub(super) fn unregister(
         &mut self,

@@ -6,8 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use mooncake_sys as sys;
+
 use super::core::{Core, Flight, locked};
 use super::job::Job;
+use super::library::NotSubmitted;
 use super::queue::Chunk;
 use crate::batch::{Reason, Remote};
 
@@ -58,19 +61,32 @@ fn next(core: &Core) -> Option<Chunk<Job>> {
 fn hand_over(core: &Core, desk: usize, chunk: Chunk<Job>) {
     let Chunk { peer, jobs } = chunk;
     *locked(&core.desks[desk]) = jobs.iter().map(|job| job.promise().clone()).collect();
+    let (jobs, unregistered) = part_unregistered(core, jobs);
+    let code = sys::STATUS_ADDRESS_NOT_REGISTERED;
+    let missing = unregistered.len();
+    refuse(
+        core,
+        unregistered,
+        &Remote::Ended(Reason::NotTaken { code }),
+    );
     let requests: Vec<_> = jobs.iter().map(Job::request).collect();
     #[cfg(test)]
     core.trip("hand_over");
     let submitted = match core.handle.enter() {
+        Ok(Some(_)) if requests.is_empty() => Ok(None),
         // SAFETY: a job keeps its memory until it is finished. These go into a flight, where each is finished
-        // when the library has said that it ended, or after the engine has been destroyed; what is lost leaks.
-        Ok(Some(entered)) => unsafe { entered.submit(&requests) }
-            .map_err(|code| Remote::Ended(Reason::NotTaken { code })),
-        _ => Err(Remote::Ended(Reason::ShutDown)),
+        // when the library has said that it ended, or after the engine has been destroyed, or to those that are
+        // stranded, which are finished then too; what is lost leaks.
+        Ok(Some(entered)) => unsafe { entered.submit(&requests) }.map(Some).map_err(Some),
+        _ => Err(None),
     };
     locked(&core.desks[desk]).clear();
+    let count = jobs.len();
+    // What the library does not have any more, or never had.
+    let mut landed = missing;
     match submitted {
-        Ok(batch) => {
+        Ok(None) => {}
+        Ok(Some(batch)) => {
             let flight = Flight {
                 batch,
                 peer,
@@ -80,21 +96,46 @@ fn hand_over(core: &Core, desk: usize, chunk: Chunk<Job>) {
             let mut inbox = locked(&core.inbox);
             inbox.push(flight);
             core.news.notify_one();
-            drop(inbox);
-            locked(&core.queue).submitted(peer);
         }
-        Err(remote) => {
-            let count = jobs.len();
-            {
-                let mut queue = locked(&core.queue);
-                queue.submitted(peer);
-                queue.landed(peer, 0, count);
-            }
-            core.tasks_open.fetch_sub(count, Ordering::SeqCst);
-            for job in jobs {
+        Err(Some(NotSubmitted::Unclear { code })) => {
+            for job in &jobs {
                 job.peer().is_stale.store(true, Ordering::Relaxed);
-                job.finish(remote.clone());
+                job.hold(Reason::NotTaken { code });
             }
+            locked(&core.stranded).extend(jobs);
         }
+        Err(Some(NotSubmitted::Nothing { code })) => {
+            landed += count;
+            refuse(core, jobs, &Remote::Ended(Reason::NotTaken { code }));
+        }
+        Err(None) => {
+            landed += count;
+            refuse(core, jobs, &Remote::Ended(Reason::ShutDown));
+        }
+    }
+    let mut queue = locked(&core.queue);
+    queue.submitted(peer);
+    queue.landed(peer, 0, landed);
+}
+
+/// Takes out the jobs whose memory the library would have to know and does not. It would say so itself, but
+/// perhaps after it has begun others of the call.
+fn part_unregistered(core: &Core, jobs: Vec<Job>) -> (Vec<Job>, Vec<Job>) {
+    if core.handle.is_tcp() {
+        return (jobs, Vec::new());
+    }
+    let book = locked(&core.memory);
+    jobs.into_iter().partition(|job| {
+        let request = job.request();
+        book.covers(request.source.address(), request.len)
+    })
+}
+
+/// Settles jobs that were never begun.
+fn refuse(core: &Core, jobs: Vec<Job>, remote: &Remote) {
+    core.tasks_open.fetch_sub(jobs.len(), Ordering::SeqCst);
+    for job in jobs {
+        job.peer().is_stale.store(true, Ordering::Relaxed);
+        job.finish(remote.clone());
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use mooncake_sys as sys;
 use slab_memory::{HostSlab, Memory};
 
 use super::fake::{self, Fake};
@@ -722,4 +723,63 @@ fn a_panic_of_a_thread_that_submits_leaves_its_task_held_and_the_peer_usable() {
     assert!(settled(&f.submit_one().0).is_applied());
     f.end();
     assert_eq!(*locked(&seen), None, "what is lost leaks");
+}
+
+#[test]
+fn tasks_of_a_call_that_failed_after_it_had_begun_are_held_until_the_end() {
+    for (transport, code) in [
+        (Transport::Tcp, 3),
+        (Transport::Rdma, 3),
+        (Transport::Rdma, 8),
+    ] {
+        let is_tcp = transport == Transport::Tcp;
+        let f = start_with(|config| config.transport = transport);
+        let registration = f.engine.register(f.slab.clone(), Access::Local).unwrap();
+        f.set_initial(4);
+        assert!(settled(&f.submit_one().0).is_applied());
+        f.set_initial(0);
+        f.fake.until("it is freed", |state| state.freed == 1);
+        f.fake.submit_code.store(code, Ordering::SeqCst);
+        f.fake.begun_all_the_same.store(1, Ordering::SeqCst);
+        let (tasks, seen): (Vec<_>, Vec<_>) = (0..2).map(|at| f.witnessed(at)).unzip();
+        let report = settled(&f.engine.submit(tasks).unwrap());
+        for task in report.tasks() {
+            assert_eq!(task.local, Local::Held, "{is_tcp} {code}");
+            assert_eq!(task.remote, Remote::Unknown(Reason::NotTaken { code }));
+        }
+        assert_eq!(f.fake.state.lock().unwrap().freed, 1, "its batch leaks");
+        f.fake.submit_code.store(0, Ordering::SeqCst);
+        f.set_initial(4);
+        assert!(settled(&f.submit_one().0).is_applied());
+        assert!(seen.iter().all(|seen| locked(seen).is_none()));
+        drop(registration);
+        f.end();
+        assert!(seen.iter().all(|seen| *locked(seen) == Some(1)));
+    }
+}
+
+#[test]
+fn over_rdma_memory_that_is_not_registered_is_not_handed_over() {
+    let f = start_with(|config| config.transport = Transport::Rdma);
+    f.set_initial(4);
+    let code = sys::STATUS_ADDRESS_NOT_REGISTERED;
+    let (batch, dropped) = f.submit_one();
+    let report = settled(&batch);
+    assert_eq!(report.tasks()[0].local, Local::Quiet);
+    assert_eq!(
+        report.tasks()[0].remote,
+        Remote::Ended(Reason::NotTaken { code })
+    );
+    assert!(dropped.load(Ordering::SeqCst));
+    assert!(f.fake.state.lock().unwrap().submitted.is_empty());
+    let registration = f.engine.register(f.slab.clone(), Access::Local).unwrap();
+    let other = HostSlab::new(4096).unwrap();
+    let mut outside = f.task(Op::Write, 0, 1).0;
+    outside.memory = Arc::new(other);
+    let inside = f.task(Op::Write, (1 << 20) - 1, 1).0;
+    let report = settled(&f.engine.submit(vec![outside, inside]).unwrap());
+    assert!(!report.tasks()[0].remote.is_applied());
+    assert!(report.tasks()[1].remote.is_applied());
+    drop(registration);
+    f.end();
 }

@@ -212,7 +212,9 @@ fn end(core: &Core, mut flights: Vec<Flight>) {
     core.handle.destroy();
     flights.append(&mut locked(&core.inbox));
     // Their batches cannot be freed any more, and leak.
-    for job in flights.into_iter().flat_map(|flight| flight.jobs).flatten() {
+    let stranded = std::mem::take(&mut *locked(&core.stranded));
+    let flying = flights.into_iter().flat_map(|flight| flight.jobs).flatten();
+    for job in flying.chain(stranded) {
         job.finish(Remote::Unknown(Reason::ShutDown));
     }
     let kept = locked(&core.memory).take_kept();
