@@ -41,7 +41,8 @@ impl FfiLibrary {
     pub unsafe fn load() -> Result<Self, LibraryError> {
         // SAFETY: the caller's promise.
         let library = unsafe { sys::Library::load() }?;
-        Ok(Self::from_parts(library.file(), *library.functions()))
+        // SAFETY: the caller's promise, for these are the library's.
+        Ok(unsafe { Self::from_parts(library.file(), *library.functions()) })
     }
 
     /// Loads `file`.
@@ -54,11 +55,13 @@ impl FfiLibrary {
     pub unsafe fn open(file: impl AsRef<Path>) -> Result<Self, LibraryError> {
         // SAFETY: the caller's promise.
         let library = unsafe { sys::Library::open(file) }?;
-        Ok(Self::from_parts(library.file(), *library.functions()))
+        // SAFETY: the caller's promise, for these are the library's.
+        Ok(unsafe { Self::from_parts(library.file(), *library.functions()) })
     }
 
+    /// # Safety
     /// The functions are those of the header, or keep its contract.
-    pub(super) fn from_parts(file: &Path, functions: sys::Functions) -> Self {
+    pub(super) unsafe fn from_parts(file: &Path, functions: sys::Functions) -> Self {
         Self {
             file: file.to_owned(),
             functions,
