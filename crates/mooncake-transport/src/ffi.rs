@@ -225,11 +225,29 @@ impl FfiEngine {
             .map(drop)
             .map_err(|queued| EngineError::Full { queued, count, max })
     }
+}
 
-    /// The key of the peer at `place`.
-    fn key_of(segments: &mut Segments, place: Place) -> PeerKey {
-        let next = PeerKey(segments.keys.len() as u64);
-        *segments.keys.entry(place).or_insert(next)
+impl Segments {
+    /// Says whether a segment of that name may be added: the library forgets none.
+    fn check_room(&self, name: &str) -> Result<(), LibraryError> {
+        match self.open.contains_key(name) || self.open.len() < SEGMENTS_MAX {
+            true => Ok(()),
+            false => Err(LibraryError::TooManySegments { max: SEGMENTS_MAX }),
+        }
+    }
+
+    /// The key of the peer at `place`. None is ever given back, so that their number is bounded as that of the
+    /// segments is, and with it that of the queue's lines.
+    fn key_of(&mut self, place: Place) -> Result<PeerKey, LibraryError> {
+        if let Some(key) = self.keys.get(&place) {
+            return Ok(*key);
+        }
+        if self.keys.len() >= SEGMENTS_MAX {
+            return Err(LibraryError::TooManySegments { max: SEGMENTS_MAX });
+        }
+        let key = PeerKey(self.keys.len() as u64);
+        self.keys.insert(place, key);
+        Ok(key)
     }
 }
 
@@ -335,9 +353,7 @@ impl Engine for FfiEngine {
         let known = {
             let segments = locked(&self.segments);
             let known = segments.open.get(name).cloned();
-            if known.is_none() && segments.open.len() >= SEGMENTS_MAX {
-                return Err(LibraryError::TooManySegments { max: SEGMENTS_MAX }.into());
-            }
+            segments.check_room(name)?;
             known
         };
         if let Some(segment) = &known
@@ -366,9 +382,11 @@ impl Engine for FfiEngine {
             peer.is_stale.store(false, Ordering::Relaxed);
             return Ok(segment.clone());
         }
+        // Other threads may have filled it meanwhile.
+        segments.check_room(name)?;
         let peer = Peer {
             id,
-            key: Self::key_of(&mut segments, place),
+            key: segments.key_of(place)?,
             is_stale: AtomicBool::new(false),
         };
         let segment = Segment::new(self.core.id, name.to_owned(), Box::new(Arc::new(peer)));

@@ -783,3 +783,16 @@ fn over_rdma_memory_that_is_not_registered_is_not_handed_over() {
     drop(registration);
     f.end();
 }
+
+#[test]
+fn peers_are_bounded_and_known_ones_are_found_when_it_is_full() {
+    let mut segments = Segments::default();
+    let place = |number: usize| Place::Name(number.to_string());
+    for number in 0..SEGMENTS_MAX {
+        assert_eq!(segments.key_of(place(number)), Ok(PeerKey(number as u64)));
+    }
+    let full = LibraryError::TooManySegments { max: SEGMENTS_MAX };
+    assert_eq!(segments.key_of(place(SEGMENTS_MAX)), Err(full));
+    assert_eq!(segments.key_of(place(7)), Ok(PeerKey(7)));
+    assert_eq!(segments.keys.len(), SEGMENTS_MAX);
+}
