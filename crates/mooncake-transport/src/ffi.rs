@@ -18,7 +18,9 @@
 //!   running: it happens on a thread of the engine. Dropping an [`FfiEngine`] waits for nothing.
 //! - Texts, addresses and lengths are checked before the library sees them.
 //! - At most [`FfiLimits::in_flight_per_peer`] tasks of a peer are in the library at a time.
-//! - Calls that may block are made on threads of the engine.
+//! - Opening a segment, submitting and notifying, which may block, are done on threads of the engine. Registering and
+//!   unregistering are not: they run on the caller's thread, one at a time, and wait as long as the library does,
+//!   which with a store is without a bound of ours. Over RDMA submitting waits for them.
 //!
 //! What it cannot do: the library listens on every address of the machine, and any host that reaches its control
 //! port, or that it dials, can end the process with a malformed message. A failed task says neither why nor how
@@ -297,6 +299,9 @@ impl Engine for FfiEngine {
     /// Registers memory. With [`Access::RemoteWrite`], and with [`Access::RemoteRead`] if that is allowed at all, peers may
     /// read and write it; over RDMA they may reach what is
     /// registered with [`Access::Local`] too, if the library does not heed what it is told.
+    ///
+    /// Blocks on the caller's thread for as long as the library takes, with a store for its timeouts and without a
+    /// bound of ours: a call that was given up could not be undone. So does unregistering.
     fn register(
         &self,
         memory: Arc<dyn Memory>,
