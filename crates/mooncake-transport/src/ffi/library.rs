@@ -85,9 +85,14 @@ impl FfiLibrary {
 #[derive(Clone, Copy)]
 struct Raw(NonNull<sys::Engine>);
 
-// SAFETY: the library's engine may be used from any thread, several at a time (section 12.9 of the protocol page on
-// the Mooncake wire: registering, opening, submitting to batches of one's own and polling ran side by side); what must not
-// overlap is kept apart by `Handle`.
+// SAFETY: nothing of the library's engine is tied to a thread, and what calls of several threads share is locked in
+// Mooncake's source (mooncake-transfer-engine/): registered ranges by `mutex_` and pending messages by
+// `send_notifies_lock_` in include/transfer_engine_impl.h; segments, addresses of peers and notifications by
+// `segment_lock_`, `rpc_meta_lock_` and `notify_lock_` in include/transfer_metadata.h. A batch is an object of its own
+// (`allocateBatchID` in src/multi_transport.cpp) that nothing locks: `LibraryBatch` has one owner, and only one
+// thread has it at a time. The table of transports is changed by installing alone, which ends before the engine is
+// shared. Destroying overlaps no call, by `Handle`. Tried over TCP (section 12.9 of the protocol page on the Mooncake
+// wire); the locks of the RDMA transport were not read through and nothing was tried there.
 unsafe impl Send for Raw {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Raw {}
