@@ -122,8 +122,10 @@ impl Incoming {
             socket.monitor(&told, i32::from(events))?;
             let monitor = context.socket(zmq::PAIR)?;
             monitor.set_linger(0)?;
-            // The library's thread must not wait for the reader; a connection is made again ten times
-            // a second at most, so what nobody reads stays small.
+            // No bound: the library hands an event over with a send that waits while the queue is full, and
+            // its thread serves all sockets of the pipe. So events pile up while nobody calls this direction: two
+            // for each time that the connection is lost and made again, which is ten times a second at most
+            // (ZMQ_RECONNECT_IVL), of two short frames each. A connection that stays adds none.
             monitor.set_rcvhwm(0)?;
             monitor.connect(&told)?;
             socket.connect(&endpoint)?;
