@@ -163,13 +163,34 @@ fn refusal(file: &Path, is_path: bool, error: &libloading::Error) -> LoadError {
     }
 }
 
-/// Says whether the loader's text is about the bare name itself. A file that was found, and a library that
-/// is missing for it, appear under other names: glibc begins with the name that it could not find, and a
-/// found file has its path there.
+/// Says whether the loader's text is that the bare name itself was not found. A file that was found, and a library
+/// that is missing for it, appear otherwise:
+/// - glibc begins with the name that it could not find, and a found file has its path there;
+/// - musl says the name in both cases, and then the system's reason; a missing library is "needed by" another;
+/// - macOS says the name in every case, and then for each place that it tried what was wrong there.
 fn names_first(reason: &str, name: &OsStr) -> bool {
-    name.to_str()
-        .and_then(|name| reason.strip_prefix(name))
-        .is_some_and(|rest| rest.starts_with(':'))
+    let Some(name) = name.to_str() else {
+        return false;
+    };
+    let after = |before: &str, behind: &str| {
+        reason
+            .strip_prefix(before)
+            .and_then(|rest| rest.strip_prefix(name))
+            .and_then(|rest| rest.strip_prefix(behind))
+    };
+    if after("", ":").is_some() {
+        return true;
+    }
+    if let Some(rest) = after("Error loading shared library ", ": ") {
+        return rest == "No such file or directory";
+    }
+    let tried = after("dlopen(", ", ")
+        .and_then(|rest| rest.split_once("): "))
+        .map(|(_, rest)| rest);
+    tried.is_some_and(|tried| match tried.strip_prefix("tried: ") {
+        Some(places) => places.matches("' (").count() == places.matches("' (no such file").count(),
+        None => tried == "image not found",
+    })
 }
 
 #[cfg(test)]
@@ -196,5 +217,42 @@ mod tests {
             name
         ));
         assert!(!names_first("libtransfer_engine.so.1: invalid", name));
+    }
+
+    #[test]
+    fn the_loaders_of_musl_and_macos_are_understood_too() {
+        let name = OsStr::new("libtransfer_engine.so");
+        for (reason, is_missing) in [
+            (
+                "Error loading shared library libtransfer_engine.so: No such file or directory",
+                true,
+            ),
+            (
+                "Error loading shared library libtransfer_engine.so: Exec format error",
+                false,
+            ),
+            (
+                "Error loading shared library libasio.so: No such file or directory (needed by \
+                 /lib/libtransfer_engine.so)",
+                false,
+            ),
+            (
+                "dlopen(libtransfer_engine.so, 0x0006): tried: 'libtransfer_engine.so' (no such file), \
+                 '/usr/lib/libtransfer_engine.so' (no such file, not in dyld cache)",
+                true,
+            ),
+            (
+                "dlopen(libtransfer_engine.so, 0x0006): tried: 'libtransfer_engine.so' (no such file), \
+                 '/usr/local/lib/libtransfer_engine.so' (not a mach-o file)",
+                false,
+            ),
+            (
+                "dlopen(libtransfer_engine.so, 0x0006): Library not loaded: libasio.dylib",
+                false,
+            ),
+            ("dlopen(libtransfer_engine.so, 6): image not found", true),
+        ] {
+            assert_eq!(names_first(reason, name), is_missing, "{reason}");
+        }
     }
 }
