@@ -70,6 +70,7 @@ fn an_empty_reserve_is_ready_when_the_pool_is_full() {
 
 // row: A2
 #[test]
+#[cfg_attr(miri, ignore = "starts the compiler, which Miri cannot interpret")]
 fn a_negative_size_does_not_compile() {
     trybuild::TestCases::new().compile_fail("tests/ui/negative_size.rs");
 }
@@ -129,6 +130,7 @@ fn a_double_free_does_not_compile() {
 
 // row: A4b
 #[test]
+#[cfg_attr(miri, ignore = "starts the compiler, which Miri cannot interpret")]
 fn a_region_that_nobody_allocated_cannot_be_named() {
     trybuild::TestCases::new().compile_fail("tests/ui/forged_token.rs");
 }

@@ -264,11 +264,13 @@ fn a_second_writer_of_resident_content_never_displaces_what_is_in_use() {
 
 // row: M15
 #[test]
+#[cfg_attr(miri, ignore = "starts the compiler, which Miri cannot interpret")]
 fn bytes_of_a_resident_cannot_be_freed() {
     trybuild::TestCases::new().compile_fail("tests/ui/free_of_a_resident.rs");
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "starts the compiler, which Miri cannot interpret")]
 fn a_claim_cannot_be_polled_after_it_was_given_up() {
     trybuild::TestCases::new().compile_fail("tests/ui/use_of_a_dropped_claim.rs");
 }

@@ -37,6 +37,7 @@ fn content_that_is_resident_stays_and_the_new_bytes_are_free_at_once() {
 
 // row: R1
 #[test]
+#[cfg_attr(miri, ignore = "starts the compiler, which Miri cannot interpret")]
 fn one_allocation_cannot_become_two_residents() {
     trybuild::TestCases::new().compile_fail("tests/ui/publish_twice.rs");
 }
