@@ -12,8 +12,8 @@ use slab_model::pool_ops;
 const GRANULES: u64 = 48;
 const KEYS: u32 = 7;
 /// Calls of a list; an interpreter takes minutes for as many as an ordinary run.
-const OPS: usize = if cfg!(miri) { 60 } else { 150 };
-const OPS_MANY: usize = if cfg!(miri) { 100 } else { 400 };
+const OPS: usize = if cfg!(miri) { 25 } else { 150 };
+const OPS_MANY: usize = if cfg!(miri) { 40 } else { 400 };
 
 fn placements() -> impl Strategy<Value = Placement> {
     prop_oneof![Just(Placement::BestFit), Just(Placement::FirstFit)]

@@ -240,6 +240,7 @@ fn fastest_pairs(list: &mut FreeList) -> Duration {
 
 // row: A6
 #[test]
+#[cfg_attr(miri, ignore = "measures time")]
 fn a_request_that_fits_only_behind_many_holes_is_not_found_by_a_scan() {
     for placement in PLACEMENTS {
         let mut few = fragmented(10, placement);

@@ -163,6 +163,7 @@ fn fastest_turnover(pool: &mut Pool<u64, ()>, keys: std::ops::Range<u64>) -> Dur
 
 // row: R6c
 #[test]
+#[cfg_attr(miri, ignore = "measures time")]
 fn an_eviction_does_not_look_at_all_idle_entries() {
     let filled = |residents: u64| {
         let mut config = PoolConfig::new(PoolId::new(), residents * G);
