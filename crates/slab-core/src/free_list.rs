@@ -244,19 +244,29 @@ impl<St: Store> FreeList<St> {
         }
         let need = self.granules_of(len);
         match self.take_or_none(need) {
-            (NONE, _) => Err(self.refusal(len, need)),
-            (slot, start) => Ok(Allocation::new(
-                self.id,
-                slot,
-                start << self.shift,
-                len,
-                self.shift,
-            )),
+            (NONE, _) => self.allocate_exact(len, need),
+            (slot, start) => Ok(self.allocation(slot, start, len)),
         }
     }
 
+    /// Where nothing can be cut: because nothing is long enough, or because no rest can be numbered.
     #[cold]
     #[inline(never)]
+    fn allocate_exact(&mut self, len: u64, need: u64) -> Result<Allocation, Error> {
+        if self.largest() < need {
+            return Err(self.refusal(len, need));
+        }
+        match self.take_exact(need) {
+            (NONE, _) => Err(self.refusal(len, need)),
+            (slot, start) => Ok(self.allocation(slot, start, len)),
+        }
+    }
+
+    #[inline]
+    fn allocation(&self, slot: u32, start: u64, len: u64) -> Allocation {
+        Allocation::new(self.id, slot, start << self.shift, len, self.shift)
+    }
+
     fn refusal(&self, len: u64, need: u64) -> Error {
         if need > self.total() {
             Error::TooLarge {

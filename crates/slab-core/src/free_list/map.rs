@@ -134,7 +134,10 @@ impl<St: Store> FreeList<St> {
             return Ok(None);
         }
         match self.take_or_none(need).0 {
-            NONE if self.largest() >= need => Err(self.too_many_runs()),
+            NONE if self.largest() >= need => match self.take_exact(need).0 {
+                NONE => Err(self.too_many_runs()),
+                slot => Ok(Some(slot)),
+            },
             NONE => Ok(None),
             slot => Ok(Some(slot)),
         }
@@ -154,25 +157,24 @@ impl<St: Store> FreeList<St> {
     /// slot if none is long enough or one more cannot be numbered: what fits into two registers.
     #[inline(never)]
     pub(super) fn take_or_none(&mut self, need: u64) -> (u32, u64) {
-        let mut taken = self.index.take(&mut self.nodes, need);
-        if taken.0 == NONE && self.nodes.room() == 0 {
-            taken = self.take_exact(need);
-        }
+        let taken = self.index.take(&mut self.nodes, need);
         if taken.0 != NONE {
             self.granules[Tag::Free as usize] -= need;
         }
         taken
     }
 
-    /// The lowest free run of exactly this length, which can be taken where no rest can be numbered. O(runs).
+    /// Takes the lowest free run of exactly this length, which can be had where no rest can be numbered, as
+    /// [`take_or_none`](Self::take_or_none) would. O(runs).
     #[cold]
-    fn take_exact(&mut self, need: u64) -> (u32, u64) {
+    pub(super) fn take_exact(&mut self, need: u64) -> (u32, u64) {
         let is_exact = |slot: &u32| self.nodes.is_free(*slot) && self.nodes[*slot].len == need;
         let found = self.slots().find(is_exact);
-        match found {
-            Some(slot) => self.index.cut(&mut self.nodes, slot, need),
-            None => (NONE, 0),
-        }
+        let Some(slot) = found else {
+            return (NONE, 0);
+        };
+        self.granules[Tag::Free as usize] -= need;
+        self.index.cut(&mut self.nodes, slot, need)
     }
 
     /// Cuts `[from, to)` out of the free run at `slot` that contains it and makes it the caller's. The
