@@ -24,7 +24,8 @@ pub enum Reserve {
     Ready(Allocation),
     /// The bytes are on their way: poll the claim after the next `handle_reached`.
     Later(Claim),
-    /// Not now: what would have to give way is leased, owned or withheld. Nothing was evicted.
+    /// Not now: what would have to give way is leased, owned or withheld, or the map can number no more runs.
+    /// Nothing was evicted.
     Full,
     /// Never: the request exceeds the usable capacity. Nothing was evicted.
     TooLarge,
@@ -54,7 +55,8 @@ impl<K: Eq + Hash, M, S: BuildHasher, St: Store, E: Evict> Pool<K, M, S, St, E> 
     /// # Complexity
     /// O(log runs) when a free run fits. Otherwise O(runs of the windows tried), a bounded number of
     /// them, and O(log runs) amortised an eviction; only if none fits is the whole map looked at once. A
-    /// size that was refused is refused again in O(1) until something becomes free or evictable.
+    /// size that was refused is refused again in O(1) until something becomes free or evictable, unless the map could
+    /// number no more runs then.
     pub fn reserve(&mut self, len: u64) -> Reserve {
         if len == 0 {
             return Reserve::Ready(Allocation::empty(self.list.id()));
