@@ -21,7 +21,7 @@ pub use caches::{Known, Ours, Ranked, Vllm};
 pub use replay::{Cache, Outcome, replay};
 pub use s3_fifo::S3Fifo;
 pub use sieve::Sieve;
-pub use trace::{Request, SAMPLE, footprint, load, references, size};
+pub use trace::{Arguments, GHOSTS, LEN_MEAN, Request, SAMPLE, footprint, load, references, size};
 pub use tuned::{Tuned, Tuning};
 pub use unfragmented::Unfragmented;
 pub use variants::{Variant, variants};

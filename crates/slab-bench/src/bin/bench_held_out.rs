@@ -4,12 +4,10 @@
 //! policy of the pool on variants of the trace and on workloads that are made up, over vLLM's rule; then the
 //! constants of the default policy, chosen on the first half of the trace and tried on the second.
 
-use std::path::PathBuf;
-
 use serde_json::json;
 use slab_bench::eviction::{
-    Cache, Ours, Request, S3Fifo, SAMPLE, Sieve, Tuned, Tuning, Unfragmented, Vllm, WTinyLfu,
-    footprint, load, replay, variants,
+    Arguments, Cache, GHOSTS, LEN_MEAN, Ours, Request, S3Fifo, Sieve, Tuned, Tuning, Unfragmented,
+    Vllm, WTinyLfu, footprint, load, replay, variants,
 };
 use slab_core::{Credit, Evict, Lru};
 
@@ -17,9 +15,6 @@ use slab_core::{Credit, Evict, Lru};
 const POOLS: [u64; 3] = [10, 50, 200];
 /// Those that constants are chosen at.
 const TUNED_AT: [u64; 2] = [10, 50];
-const GHOSTS: u32 = 65_536;
-/// Bytes of the mean content.
-const LEN_MEAN: u64 = 10_000_000;
 
 type Failure = Box<dyn std::error::Error>;
 /// Percent of objects and of bytes that hit.
@@ -48,18 +43,7 @@ fn pooled<E: Evict + 'static>(capacity: u64, policy: E) -> Option<Box<dyn Cache>
 }
 
 fn main() -> Result<(), Failure> {
-    let mut as_json = false;
-    let mut file = PathBuf::from(SAMPLE);
-    for argument in std::env::args_os().skip(1) {
-        if argument == "--json" {
-            as_json = true;
-        } else if argument.to_string_lossy().starts_with('-') {
-            let argument = argument.to_string_lossy();
-            return Err(format!("unknown argument {argument}; give --json and one file").into());
-        } else {
-            file = PathBuf::from(argument);
-        }
-    }
+    let Arguments { as_json, file } = Arguments::read()?;
     let trace = load(&file).map_err(|error| format!("{}: {error}", file.display()))?;
     compare(&trace, as_json);
     choose(&trace, as_json);

@@ -5,38 +5,22 @@
 //! to vLLM's rule come first. What each contender is stands in `docs/EVICTION.md`.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 
 use serde_json::json;
 use slab_bench::eviction::{
-    Cache, Known, Ours, Outcome, Ranked, Request, S3Fifo, SAMPLE, Sieve, Unfragmented, Vllm,
-    WTinyLfu, bound, footprint, load, references, replay,
+    Arguments, Cache, GHOSTS, Known, LEN_MEAN, Ours, Outcome, Ranked, Request, S3Fifo, Sieve,
+    Unfragmented, Vllm, WTinyLfu, bound, footprint, load, references, replay,
 };
 use slab_core::{Credit, Evict, Lru};
 
 /// Pools as parts per thousand of the footprint.
 const POOLS: [u64; 5] = [2, 10, 50, 100, 200];
-/// Bytes of the mean content.
-const LEN_MEAN: u64 = 10_000_000;
-/// What the pool remembers by default of keys that left.
-const GHOSTS: u32 = 65_536;
 
 type Failure = Box<dyn std::error::Error>;
 type Contender = (&'static str, Box<dyn Fn(u64) -> Option<Box<dyn Cache>>>);
 
 fn main() -> Result<(), Failure> {
-    let mut as_json = false;
-    let mut file = PathBuf::from(SAMPLE);
-    for argument in std::env::args_os().skip(1) {
-        if argument == "--json" {
-            as_json = true;
-        } else if argument.to_string_lossy().starts_with('-') {
-            let argument = argument.to_string_lossy();
-            return Err(format!("unknown argument {argument}; give --json and one file").into());
-        } else {
-            file = PathBuf::from(argument);
-        }
-    }
+    let Arguments { as_json, file } = Arguments::read()?;
     let requests = load(&file).map_err(|error| format!("{}: {error}", file.display()))?;
     let footprint = footprint(&requests);
     if !as_json {

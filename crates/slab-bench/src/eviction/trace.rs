@@ -3,15 +3,52 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-/// The first 400 requests of the trace that the study uses.
+/// A sixteenth of the ids of the trace that the study uses, over its whole hour.
 pub const SAMPLE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/data/conversation_trace_sample.jsonl"
 );
+
+/// Keys that left and that the default pool remembers.
+pub const GHOSTS: u32 = 65_536;
+/// Bytes of the mean content.
+pub const LEN_MEAN: u64 = 10_000_000;
+
+/// What the programs that replay a trace are told.
+pub struct Arguments {
+    /// Whether each row is printed as one JSON object.
+    pub as_json: bool,
+    /// The trace; [`SAMPLE`] if none was named.
+    pub file: PathBuf,
+}
+
+impl Arguments {
+    /// Those of this process.
+    ///
+    /// # Errors
+    /// What to give instead, if an option is not known.
+    pub fn read() -> Result<Self, String> {
+        let mut arguments = Self {
+            as_json: false,
+            file: PathBuf::from(SAMPLE),
+        };
+        for argument in std::env::args_os().skip(1) {
+            let text = argument.to_string_lossy();
+            if text == "--json" {
+                arguments.as_json = true;
+            } else if text.starts_with('-') {
+                return Err(format!("unknown argument {text}; give --json and one file"));
+            } else {
+                arguments.file = PathBuf::from(argument);
+            }
+        }
+        Ok(arguments)
+    }
+}
 
 /// One request: the ids of what it reads, in order.
 #[derive(Clone, Debug, Deserialize)]
