@@ -71,10 +71,7 @@ impl Args {
                 .arg(runner.root().join("target"));
             runner.run(&mut check)?;
         }
-        for package in published.iter().filter(|p| p.name == "slab-core") {
-            scratch::run(runner, &dir, &package.name, &folder(package))?;
-        }
-        Ok(())
+        scratch::run(runner, &dir, &published)
     }
 }
 
