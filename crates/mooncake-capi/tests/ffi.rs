@@ -166,16 +166,26 @@ fn a_refused_task_fails_and_says_no_more_than_the_library() {
     let memory = slab(4096);
     let remote = transfer(&engine, Op::Write, native.session(), 4096, &memory, 0..64);
     assert_eq!(remote, Remote::Unknown(Reason::Undisclosed { state: 6 }));
+    // The handle stays good for what it is: tasks fail, and opening anew says why.
+    let segment = engine.open_segment(native.session()).unwrap();
     let gone = native.session().to_owned();
     drop(native);
-    let remote = transfer_to_known(&engine, &gone, &memory);
-    assert_eq!(remote, Remote::Unknown(Reason::Undisclosed { state: 6 }));
+    let task = Task {
+        op: Op::Read,
+        segment,
+        remote: 4096,
+        memory,
+        range: 0..64,
+        hold: Box::new(()),
+    };
+    let report = settled(&engine.submit(vec![task]).unwrap());
+    assert_eq!(
+        report.tasks()[0].remote,
+        Remote::Unknown(Reason::Undisclosed { state: 6 })
+    );
+    let error = engine.open_segment(&gone).unwrap_err();
+    assert!(matches!(error, EngineError::Control { .. }), "{error:?}");
     end(engine);
-}
-
-/// The descriptor is known, although the peer is gone.
-fn transfer_to_known(engine: &FfiEngine, peer: &str, memory: &Arc<HostSlab>) -> Remote {
-    transfer(engine, Op::Read, peer, 4096, memory, 0..64)
 }
 
 #[test]
@@ -236,6 +246,15 @@ fn notifications_go_both_ways() {
 #[test]
 fn names_that_lead_nowhere_and_devices_that_are_not_there_are_typed_errors() {
     let engine = start();
+    let error = engine.open_segment("127.0.0.1:1").unwrap_err();
+    assert!(
+        matches!(&error, EngineError::Control { peer, .. } if peer == "127.0.0.1:1"),
+        "{error:?}"
+    );
+    end(engine);
+    let mut config = FfiConfig::new("127.0.0.1");
+    config.vet_peers = false;
+    let engine = FfiEngine::start(&library(), config).unwrap();
     let error = engine.open_segment("127.0.0.1:1").unwrap_err();
     let expected = LibraryError::Code {
         call: "openSegment",

@@ -16,14 +16,16 @@
 //!   Over RDMA a task whose local range does not lie inside one registered memory is not handed over.
 //! - No call overlaps the one that destroys the engine, which takes up to 5 s and waits for calls that are
 //!   running: it happens on a thread of the engine. Dropping an [`FfiEngine`] waits for nothing.
-//! - Texts, addresses and lengths are checked before the library sees them.
+//! - Texts, addresses and lengths are checked before the library sees them, and so is a peer's descriptor, by asking
+//!   for it first ([`FfiConfig::vet_peers`]).
 //! - At most [`FfiLimits::in_flight_per_peer`] tasks of a peer are in the library at a time.
 //! - Opening a segment, submitting and notifying, which may block, are done on threads of the engine. Registering and
 //!   unregistering are not: they run on the caller's thread, one at a time, and wait as long as the library does,
 //!   which with a store is without a bound of ours. Over RDMA submitting waits for them.
 //!
 //! What it cannot do: the library listens on every address of the machine, and any host that reaches its control
-//! port, or that it dials, can end the process with a malformed message. A failed task says neither why nor how
+//! port can end the process with a malformed message, as can one that it dials and that says something else when it is
+//! asked again, or anybody with access to the store. A failed task says neither why nor how
 //! far it came ([`Reason::Undisclosed`]). There is no probe. An engine has to be made after the process forks.
 //!
 //! ```no_run
@@ -52,6 +54,7 @@ mod queue;
 mod submitter;
 #[cfg(test)]
 mod tests;
+mod vet;
 mod watcher;
 
 use std::collections::HashMap;
@@ -95,6 +98,7 @@ pub struct FfiEngine {
     core: Arc<Core>,
     session: String,
     is_p2p: bool,
+    vet_peers: bool,
     transport: Transport,
     device_memory: bool,
     read_lets_write: bool,
@@ -158,6 +162,7 @@ impl FfiEngine {
             core,
             session,
             is_p2p,
+            vet_peers: config.vet_peers,
             device_memory: config.device_memory(),
             read_lets_write: config.danger_remote_read_lets_write,
             transport: config.transport,
@@ -343,7 +348,8 @@ impl Engine for FfiEngine {
         Ok(Registration::new(memory, access, deregister))
     }
 
-    /// Opens a segment, once for each name. After a failed task the library fetches the peer's descriptor again,
+    /// Opens a segment, once for each name. With P2P the peer's descriptor is looked at first, and one that would end the
+    /// process is [`EngineError::Descriptor`]; a peer that does not answer is [`EngineError::Control`]. After a failed task the library fetches the peer's descriptor again,
     /// unless the name is not the one that the descriptor has.
     fn open_segment(&self, name: &str) -> Result<Segment, EngineError> {
         let name = name.trim_start_matches('/');
@@ -369,8 +375,12 @@ impl Engine for FfiEngine {
         }
         let again = known.is_some();
         let is_p2p = self.is_p2p;
+        let vet_peers = self.vet_peers && is_p2p;
         let owned = name.to_owned();
         let (id, place) = call(&self.core, "openSegment", move |core| {
+            if vet_peers {
+                vet::vet(&owned, core.timeouts.vet)?;
+            }
             let place = match is_p2p {
                 true => place_of(&owned),
                 false => Place::Name(owned),

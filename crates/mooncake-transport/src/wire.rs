@@ -7,7 +7,7 @@
 pub mod control;
 pub mod data;
 pub mod descriptor;
-mod json;
+pub(crate) mod json;
 pub mod name;
 
 pub use json::JsonError;

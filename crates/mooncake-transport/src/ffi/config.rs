@@ -54,6 +54,10 @@ pub struct FfiConfig {
     /// Registers memory with [`Access::RemoteRead`](crate::Access::RemoteRead) although the library lets peers write
     /// it as well, which is refused by default.
     pub danger_remote_read_lets_write: bool,
+    /// Asks a peer for its descriptor before the library does, and refuses one that would end the process. With P2P
+    /// only: with a store nothing is looked at. It costs a connection for each segment that is opened; turn it off for peers
+    /// that publish several protocols as a list, if the library takes that. Default on.
+    pub vet_peers: bool,
     /// Bounds of every queue and count.
     pub limits: FfiLimits,
     /// Bounds of every wait.
@@ -70,6 +74,7 @@ impl FfiConfig {
             transport: Transport::Tcp,
             host_location: "*".to_owned(),
             danger_remote_read_lets_write: false,
+            vet_peers: true,
             limits: FfiLimits::default(),
             timeouts: FfiTimeouts::default(),
             device_memory: false,
@@ -135,6 +140,8 @@ const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct FfiTimeouts {
     /// For a call that opens a segment or notifies. The library's own limit is a minute. Default 70 s.
     pub call: Duration,
+    /// For a peer to be asked for its descriptor before the library asks; counts in `call`. Default 10 s.
+    pub vet: Duration,
     /// For a task, counted from `submit`, beside the time that its length takes at `min_bytes_per_s`.
     /// Default 60 s.
     pub task: Duration,
@@ -146,6 +153,7 @@ impl Default for FfiTimeouts {
     fn default() -> Self {
         Self {
             call: Duration::from_secs(70),
+            vet: Duration::from_secs(10),
             task: Duration::from_secs(60),
             min_bytes_per_s: 64 << 10,
         }
@@ -202,7 +210,13 @@ impl FfiConfig {
                 });
             }
         }
-        for (setting, wait) in [("call", self.timeouts.call), ("task", self.timeouts.task)] {
+        let timeouts = &self.timeouts;
+        let waits = [
+            ("call", timeouts.call),
+            ("vet", timeouts.vet),
+            ("task", timeouts.task),
+        ];
+        for (setting, wait) in waits {
             if !(WAIT_MIN..=WAIT_MAX).contains(&wait) {
                 return Err(EngineError::Setting {
                     setting,

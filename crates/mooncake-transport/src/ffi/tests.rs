@@ -22,7 +22,10 @@ struct Fixture {
 
 fn config() -> FfiConfig {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-    FfiConfig::new(format!("fake-{}", NEXT.fetch_add(1, Ordering::SeqCst)))
+    let mut config = FfiConfig::new(format!("fake-{}", NEXT.fetch_add(1, Ordering::SeqCst)));
+    // Nobody listens behind the names that the tests open.
+    config.vet_peers = false;
+    config
 }
 
 fn start_with(change: impl FnOnce(&mut FfiConfig)) -> Fixture {
@@ -133,6 +136,49 @@ fn requests_are_passed_as_they_are_and_each_settles_as_the_library_says() {
     f.fake
         .until("both batches are freed", |state| state.freed == 2);
     f.end();
+}
+
+// row: W12.11.4
+#[test]
+fn a_descriptor_that_would_end_the_process_is_refused_before_the_library_asks() {
+    let mut config = config();
+    config.vet_peers = true;
+    let name = config.local_name.clone();
+    let engine = FfiEngine::start(&fake::library(fake::functions()), config).unwrap();
+    let fake = Fake::of(&name);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let peer = listener.local_addr().unwrap().to_string();
+    let answers = [r#"{"tcp_data_port":"1"}"#, "{}"];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            use std::io::{Read, Write};
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = vec![0; 8 + 1 + "null".len()];
+                stream.read_exact(&mut request).unwrap();
+                let reply = crate::wire::control::encode_frame(
+                    crate::wire::control::FrameKind::Metadata,
+                    answer.as_bytes(),
+                );
+                stream.write_all(&reply).unwrap();
+                // Until the other side closes.
+                let _ = stream.read(&mut [0]);
+            }
+        });
+        let error = engine.open_segment(&peer).unwrap_err();
+        assert!(
+            matches!(&error, EngineError::Descriptor { peer: named, .. } if *named == peer),
+            "{error:?}"
+        );
+        assert!(fake.state.lock().unwrap().opened.is_empty());
+        engine.open_segment(&peer).unwrap();
+        assert_eq!(fake.state.lock().unwrap().opened, [(peer.clone(), false)]);
+    });
+    drop(listener);
+    let error = engine.open_segment("127.0.0.1:1").unwrap_err();
+    assert!(matches!(error, EngineError::Control { .. }), "{error:?}");
+    assert!(engine.shut_down(Some(Instant::now() + LIMIT)));
+    fake.assert_no_violations();
 }
 
 #[test]
