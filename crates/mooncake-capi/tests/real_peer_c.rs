@@ -1,13 +1,20 @@
-//! A C program over our library and the real engine move bytes both ways, each of both starting it.
+//! A C program over our library and the real engine move bytes both ways, each of both starting it; and so does the
+//! wrapper over our library.
 
 #[path = "../../mooncake-transport/tests/peer/harness.rs"]
 mod harness;
 #[path = "program/program.rs"]
 mod program;
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use harness::Peer;
-use program::{Program, Talk};
+use mooncake_transport::ffi::{FfiConfig, FfiEngine, FfiLibrary};
+use mooncake_transport::{Engine, Op, Task};
+use program::{Program, Talk, library_dir};
 use serde_json::json;
+use slab_memory::{HostSlab, Memory};
 
 const SEED: u64 = 0xC0FF_EE00_0000_0009;
 const BACKGROUND: u64 = 3;
@@ -117,4 +124,50 @@ fn a_c_program_and_a_real_engine_notify_each_other() {
         0
     );
     assert_eq!(c.end(), Some(0));
+}
+
+// row: W12.11.4
+#[test]
+#[ignore = "needs-network: the Mooncake wheel"]
+fn the_wrapper_looks_at_a_real_engines_descriptor_and_reaches_it() {
+    const LEN: u64 = 65_537;
+    // SAFETY: our own library.
+    let library = unsafe { FfiLibrary::open(library_dir().join("libtransfer_engine.so")) }.unwrap();
+    let config = FfiConfig::new("127.0.0.1");
+    assert!(config.vet_peers);
+    let engine = FfiEngine::start(&library, config).unwrap();
+    let mut peer = Peer::start();
+    // The second time the segment is known.
+    for _ in 0..2 {
+        let source = peer.allocate(LEN, SEED);
+        assert_eq!(peer.register(source), 0);
+        let segment = engine.open_segment(peer.session()).unwrap();
+        let sink = Arc::new(HostSlab::new(LEN).unwrap());
+        let memory: Arc<dyn Memory> = sink.clone();
+        let task = Task {
+            op: Op::Read,
+            segment: segment.clone(),
+            remote: source.address,
+            memory: Arc::clone(&memory),
+            range: 0..LEN,
+            hold: Box::new(()),
+        };
+        let back = peer.allocate(LEN, BACKGROUND);
+        assert_eq!(peer.register(back), 0);
+        let deadline = Some(Instant::now() + Duration::from_secs(60));
+        let read = engine.submit(vec![task]).unwrap().wait(deadline);
+        assert!(read.expect("in time").is_applied());
+        let task = Task {
+            op: Op::Write,
+            segment,
+            remote: back.address,
+            memory,
+            range: 0..LEN,
+            hold: Box::new(()),
+        };
+        let written = engine.submit(vec![task]).unwrap().wait(deadline);
+        assert!(written.expect("in time").is_applied());
+        peer.assert_holds(back, 0, LEN, SEED, 0);
+    }
+    assert!(engine.shut_down(Some(Instant::now() + Duration::from_secs(60))));
 }
