@@ -239,6 +239,10 @@ pub enum EngineError {
         /// What went wrong.
         source: crate::ffi::LibraryError,
     },
+    /// The metadata store could not be used, or does not know the name.
+    #[cfg(feature = "tcp")]
+    #[error(transparent)]
+    Store(#[from] crate::metadata::StoreError),
     /// This engine does not offer the call.
     #[error("this engine does not support {call}")]
     Unsupported {

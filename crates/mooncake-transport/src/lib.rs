@@ -12,6 +12,7 @@
 //! # Features
 //! - `tcp` (default): the native engine over TCP. Linux.
 //! - `pipe`: the point-to-point tensor pipe over ZeroMQ and an engine. Builds libzmq, with a C++ compiler.
+//! - `http`: `metadata::HttpStore`, Mooncake's HTTP metadata service. Nothing foreign is built.
 //! - `ffi`: `ffi::FfiEngine`, the real engine through its C interface, loaded at run time: RDMA, GPU memory.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
@@ -25,6 +26,8 @@ mod engine;
 mod error;
 #[cfg(feature = "ffi")]
 pub mod ffi;
+#[cfg(feature = "tcp")]
+pub mod metadata;
 #[cfg(feature = "pipe")]
 pub mod pipe;
 mod registration;

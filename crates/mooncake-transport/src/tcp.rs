@@ -8,6 +8,7 @@ mod config;
 mod control;
 mod exchange;
 mod local;
+mod named;
 mod notices;
 mod peer;
 mod queue;
@@ -29,20 +30,16 @@ use std::thread::JoinHandle;
 use slab_memory::Memory;
 
 pub use self::config::{Subnet, SubnetError, TcpConfig, TcpLimits, TcpTimeouts};
-use self::peer::{Endpoint, PeerHandle, PeerLink, at_port, dialable, with_fallback};
+use self::peer::PeerHandle;
 use self::reactor::{Reactor, WAKER};
 use self::registry::Registry;
 use self::shared::{Command, Job, Shared};
 use crate::batch::{Batch, Remote, Task};
 use crate::engine::{Engine, Notices};
-use crate::error::{ControlError, EngineError, IoFailure, Listener, Refused};
+use crate::error::{EngineError, IoFailure, Listener, Refused};
 use crate::registration::{Access, Registration};
 use crate::segment::{EngineId, Segment, WeakSegment};
-use crate::wire::JsonError;
-use crate::wire::control::{
-    FrameError, FrameKind, Notice, PEER_FRAME_BYTES_MAX, PROBE_REQUEST, check_json,
-};
-use crate::wire::data::DataVersion;
+use crate::wire::control::FrameKind;
 use crate::wire::descriptor::Descriptor;
 use crate::wire::name::PeerName;
 
@@ -92,6 +89,14 @@ impl TcpEngine {
     /// [`EngineError::AdvertisedHost`] and [`EngineError::Setting`] for a configuration that cannot work; [`EngineError::Bind`] if a port is in use or an
     /// address not this machine's; [`EngineError::Start`].
     pub fn start(config: TcpConfig) -> Result<Self, EngineError> {
+        Self::start_named(config, None)
+    }
+
+    /// As [`start`](Self::start), with a descriptor of that name instead of the session's.
+    pub(crate) fn start_named(
+        config: TcpConfig,
+        name: Option<String>,
+    ) -> Result<Self, EngineError> {
         let host = config.check()?;
         let open = |listener, port| {
             config
@@ -117,7 +122,7 @@ impl TcpEngine {
             })?
             .to_string();
         let registry = Registry::new(
-            session.clone(),
+            name.unwrap_or_else(|| session.clone()),
             host,
             data_address.port(),
             config.limits.descriptor_bytes_max,
@@ -185,18 +190,7 @@ impl TcpEngine {
                 peer: name.to_owned(),
                 source,
             })?;
-        let descriptor = Descriptor::decode_without_buffers(&text).map_err(|source| {
-            EngineError::Descriptor {
-                peer: name.to_owned(),
-                source,
-            }
-        })?;
-        if descriptor.version < DataVersion::V2 {
-            return Err(EngineError::ProtocolVersion {
-                peer: name.to_owned(),
-            });
-        }
-        Ok(descriptor)
+        self.check_descriptor(name, &text)
     }
 
     /// Checks a batch without changing anything.
@@ -291,57 +285,7 @@ impl Engine for TcpEngine {
         };
         let control = resolve(&parse(name)?)?;
         let descriptor = self.fetch_descriptor(name, &control)?;
-        let port = descriptor.data_port;
-        let data_host = dialable(descriptor.data_host);
-        let addresses = match &data_host {
-            None => at_port(&control, port),
-            Some(host) => match resolve_host(host, port) {
-                Ok(addresses) => with_fallback(addresses, &control),
-                Err(error) => {
-                    tracing::warn!(peer = name, host, %error, "using the control host for data");
-                    at_port(&control, port)
-                }
-            },
-        };
-        let endpoint = Endpoint {
-            host: data_host,
-            port,
-            addresses,
-        };
-        if let Some(segment) = known {
-            if let Some(handle) = segment.peer::<PeerHandle>()
-                && handle.link.replace(endpoint)
-            {
-                // After shutdown there are no lanes left.
-                let _ = self.shared.command(Command::Moved(handle.link.id));
-            }
-            return Ok(segment);
-        }
-        let mut segments = self.segments();
-        // Another thread may have been faster; then both use one set of connections.
-        if let Some(segment) = segments.open.get(name).and_then(WeakSegment::upgrade) {
-            return Ok(segment);
-        }
-        let link = Arc::new(PeerLink::new(
-            self.next_peer.fetch_add(1, Ordering::Relaxed),
-            name.to_owned(),
-            control,
-            descriptor.name,
-            endpoint,
-        ));
-        let handle = PeerHandle {
-            link,
-            shared: Arc::downgrade(&self.shared),
-        };
-        let segment = Segment::new(self.id, name.to_owned(), Box::new(handle));
-        if segments.open.len() >= segments.sweep_at {
-            segments
-                .open
-                .retain(|_, segment| segment.upgrade().is_some());
-            segments.sweep_at = (segments.open.len() * 2).max(64);
-        }
-        segments.open.insert(name.to_owned(), segment.downgrade());
-        Ok(segment)
+        self.open_at(name, known, control, descriptor)
     }
 
     fn submit(&self, tasks: Vec<Task>) -> Result<Batch, Refused<Vec<Task>>> {
@@ -399,32 +343,7 @@ impl Engine for TcpEngine {
         } else {
             resolve(&parse(&link.notify_name)?)?
         };
-        let control = |source| EngineError::Control {
-            peer: link.name.clone(),
-            source,
-        };
-        let text = Notice {
-            name: name.to_owned(),
-            message: message.to_owned(),
-        }
-        .encode();
-        let len = text.len() as u64 + 1;
-        if len > PEER_FRAME_BYTES_MAX {
-            let error = FrameError::TooLong {
-                len,
-                max: PEER_FRAME_BYTES_MAX,
-            };
-            return Err(control(error.into()));
-        }
-        let reply = self
-            .shared
-            .exchange(addresses, FrameKind::Notify, text.into_bytes())
-            .map_err(control)?;
-        let reply = Notice::decode(&reply).map_err(|error: JsonError| control(error.into()))?;
-        if reply.message.is_empty() {
-            return Err(control(ControlError::NotifyRefused));
-        }
-        Ok(())
+        self.notify_addresses(addresses, &link.name, name, message)
     }
 
     fn take_notices(&self) -> Result<Notices, EngineError> {
@@ -432,16 +351,7 @@ impl Engine for TcpEngine {
     }
 
     fn probe(&self, name: &str) -> Result<(), EngineError> {
-        let addresses = resolve(&parse(name)?)?;
-        let control = |source| EngineError::Control {
-            peer: name.to_owned(),
-            source,
-        };
-        let reply = self
-            .shared
-            .exchange(addresses, FrameKind::Probe, PROBE_REQUEST.to_vec())
-            .map_err(control)?;
-        check_json(&reply).map_err(|error| control(error.into()))
+        self.probe_addresses(resolve(&parse(name)?)?, name)
     }
 }
 

@@ -43,7 +43,8 @@ pub(super) struct PeerLink {
     pub(super) id: PeerId,
     /// The name the segment was opened by.
     pub(super) name: String,
-    /// Addresses of the control listener, to be tried in turn.
+    /// Addresses of the control listener, to be tried in turn; none if only a metadata store says
+    /// where the peer is.
     pub(super) control: Vec<SocketAddr>,
     /// Where notifications go: the name in the descriptor.
     pub(super) notify_name: String,

@@ -3,7 +3,7 @@
 //! Every wait has a deadline, and a peer is killed when its handle is dropped.
 #![allow(dead_code, reason = "every test target uses its own part")]
 
-mod process;
+pub(crate) mod process;
 
 use std::ffi::OsStr;
 
@@ -30,6 +30,26 @@ impl Peer {
     /// Starts an engine on loopback.
     pub(crate) fn start() -> Self {
         Self::start_with(&[])
+    }
+
+    /// Starts an engine under a name in a metadata store.
+    pub(crate) fn start_named(store: &str, name: &str) -> Self {
+        Self::try_start_named(store, name).unwrap_or_else(|code| {
+            panic!("the real engine does not initialise: {code}");
+        })
+    }
+
+    /// Like `start_named`; the engine's code where it does not start.
+    pub(crate) fn try_start_named(store: &str, name: &str) -> Result<Self, i64> {
+        let mut process = Process::start("peer.py", []);
+        let started = process.call(json!({"do": "start", "store": store, "name": name}));
+        match code(&started) {
+            0 => Ok(Self {
+                process,
+                session: name.to_owned(),
+            }),
+            code => Err(code),
+        }
     }
 
     /// Starts an engine with environment variables of its own.

@@ -89,8 +89,10 @@ class Peer:
         self.memories = []
         self.background = []
 
-    def start(self, host="127.0.0.1"):
+    def start(self, host="127.0.0.1", store=None, name=None):
         self.engine = TransferEngine()
+        if store is not None:
+            return {"code": self.engine.initialize(name, store, "tcp", ""), "session": name}
         code = self.engine.initialize(host, "P2PHANDSHAKE", "tcp", "")
         return {"code": code, "session": f"{host}:{self.engine.get_rpc_port()}"}
 

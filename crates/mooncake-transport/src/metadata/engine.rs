@@ -1,0 +1,234 @@
+//! The native engine under a name of its own in a metadata store.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use slab_memory::Memory;
+
+use super::MetadataStore;
+use super::error::{StoreError, ValueError};
+use super::key::Keys;
+use super::publisher::{Holder, Publisher};
+use super::value::RpcMeta;
+use crate::batch::{Batch, Task};
+use crate::engine::{Engine, Notices};
+use crate::error::{ControlError, EngineError, Refused};
+use crate::registration::{Access, Registration};
+use crate::segment::Segment;
+use crate::tcp::{TcpConfig, TcpEngine};
+
+/// Under which name an engine is in a metadata store.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct StoreConfig {
+    /// Name of the engine, by which peers open it; where it listens if `None`. Any text of up to 512
+    /// bytes without white space, control characters and slashes.
+    pub name: Option<String>,
+    /// Cluster id, which for real engines is `MC_METADATA_CLUSTER_ID`; empty for none. Engines find only
+    /// those of their own cluster.
+    pub cluster: String,
+}
+
+/// A [`TcpEngine`] that publishes itself in a metadata store and finds its peers there.
+///
+/// Every call that needs the store asks it anew, so that after a store was unreachable the next call
+/// succeeds. A store that has lost its contents gets the entry back at the next registration, or by
+/// [`republish`](StoreEngine::republish). Dropping the engine withdraws the entry, as
+/// [`close`](StoreEngine::close) does.
+pub struct StoreEngine {
+    name: String,
+    publisher: Arc<Publisher>,
+    engine: Arc<TcpEngine>,
+}
+
+impl StoreEngine {
+    /// Starts an engine and publishes it.
+    ///
+    /// An entry that is there under the name is replaced if nobody listens where it points, or if that
+    /// is here. Nothing of its descriptor is taken over. Blocks for some calls to the store and a
+    /// control exchange.
+    ///
+    /// # Errors
+    /// [`StoreError::NameTaken`] if an engine answers where the entry points, or if it cannot be told;
+    /// [`EngineError::NotListening`]; those of [`TcpEngine::start`] and of the store.
+    pub fn start(
+        config: TcpConfig,
+        store: Arc<dyn MetadataStore>,
+        named: StoreConfig,
+    ) -> Result<Self, EngineError> {
+        if !config.listen {
+            return Err(EngineError::NotListening);
+        }
+        let keys = Keys::new(&named.cluster)?;
+        if let Some(name) = &named.name {
+            // Before anything is started.
+            keys.descriptor(name)?;
+        }
+        let engine = Arc::new(TcpEngine::start_named(config, named.name.clone())?);
+        let name = named.name.unwrap_or_else(|| engine.session().to_owned());
+        let control = engine.control_address();
+        let rpc_meta = RpcMeta::new(&engine.advertised_host(), control.port())
+            .map_err(|source| unusable(&name, source))?;
+        let ours = rpc_meta.clone();
+        let publisher = Publisher::claim(store, keys, &name, rpc_meta, |found| {
+            look_for(&engine, found, &ours)
+        })?;
+        let engine = Self {
+            name,
+            publisher: Arc::new(publisher),
+            engine,
+        };
+        engine.republish()?;
+        Ok(engine)
+    }
+
+    /// Writes the entry again: after the store has lost it, or after
+    /// [`Registration::unregister`] could not reach the store.
+    ///
+    /// # Errors
+    /// [`StoreError::NameTaken`] if another engine has taken the name meanwhile; those of the store.
+    pub fn republish(&self) -> Result<(), StoreError> {
+        self.publisher.publish(|| self.engine.descriptor_text())
+    }
+
+    /// Withdraws the entry, unless another engine has taken the name, and ends the engine.
+    ///
+    /// # Errors
+    /// Those of the store; the entry may be there still, and points to where nobody listens.
+    pub fn close(self) -> Result<(), StoreError> {
+        self.publisher.withdraw()
+    }
+
+    /// Returns the address of the control listener.
+    pub fn control_address(&self) -> SocketAddr {
+        self.engine.control_address()
+    }
+
+    /// Returns the address of the data listener.
+    pub fn data_address(&self) -> SocketAddr {
+        self.engine.data_address()
+    }
+
+    fn rpc_meta(&self, name: &str) -> Result<RpcMeta, EngineError> {
+        let key = self.publisher.keys().rpc_meta(name)?;
+        let found = self.publisher.rpc_meta_of(&key)?;
+        Ok(found.ok_or(StoreError::NotPublished { key })?)
+    }
+}
+
+/// Looks whether the engine at `found` is there.
+fn look_for(engine: &TcpEngine, found: &RpcMeta, ours: &RpcMeta) -> Holder {
+    if found == ours || engine.listens_at(&found.host, found.port) {
+        // We have that port: whoever had it before is gone.
+        return Holder::Gone;
+    }
+    match engine.probe_at(&found.host, found.port, &found.holder()) {
+        Ok(()) => Holder::Answers,
+        Err(EngineError::Control {
+            source: ControlError::Connect { source, .. },
+            ..
+        }) if source.kind() == std::io::ErrorKind::ConnectionRefused => Holder::Gone,
+        Err(_) => Holder::Unknown,
+    }
+}
+
+fn unusable(name: &str, source: ValueError) -> StoreError {
+    StoreError::Value {
+        key: name.to_owned(),
+        source,
+    }
+}
+
+impl Engine for StoreEngine {
+    /// Returns the name in the store.
+    fn session(&self) -> &str {
+        &self.name
+    }
+
+    /// Makes memory known and publishes it. Blocks for calls to the store, and must not be called where
+    /// a task's hold is dropped.
+    fn register(
+        &self,
+        memory: Arc<dyn Memory>,
+        access: Access,
+    ) -> Result<Registration, EngineError> {
+        let inner = self.engine.register(Arc::clone(&memory), access)?;
+        if access == Access::Local {
+            return Ok(inner);
+        }
+        if let Err(error) = self.republish() {
+            inner.unregister()?;
+            return Err(error.into());
+        }
+        let publisher = Arc::clone(&self.publisher);
+        let engine = Arc::downgrade(&self.engine);
+        let deregister = move || {
+            inner.unregister()?;
+            // Peers cannot reach the memory any more, whatever the store says of it. The engine's own
+            // thread must not wait for the store; without an engine the entry is withdrawn.
+            if let Some(engine) = engine.upgrade()
+                && !engine.is_own_thread()
+                && let Err(error) = publisher.publish(|| engine.descriptor_text())
+            {
+                tracing::warn!(%error, "memory is still listed in the metadata store");
+            }
+            Ok(())
+        };
+        Ok(Registration::new(memory, access, Box::new(deregister)))
+    }
+
+    /// Opens the peer that is in the store as `name`. Asks the store every time; a segment that is open
+    /// already is then used at the place that the store says.
+    fn open_segment(&self, name: &str) -> Result<Segment, EngineError> {
+        let key = self.publisher.keys().descriptor(name)?;
+        let len_max = self.engine.peer_descriptor_bytes_max();
+        let text = self.publisher.descriptor_of(&key, len_max)?;
+        let descriptor = self.engine.check_descriptor(name, &text)?;
+        if descriptor.data_host.is_some() {
+            // Real engines ask for nothing else then either.
+            return self.engine.open_found(name, None, descriptor);
+        }
+        let rpc_meta = self.rpc_meta(name)?;
+        self.engine
+            .open_found(name, Some((&rpc_meta.host, rpc_meta.port)), descriptor)
+    }
+
+    fn submit(&self, tasks: Vec<Task>) -> Result<Batch, Refused<Vec<Task>>> {
+        self.engine.submit(tasks)
+    }
+
+    /// Sends a notification to where the store says that the peer is.
+    fn notify(&self, segment: &Segment, name: &str, message: &str) -> Result<(), EngineError> {
+        self.engine.check_segment(segment)?;
+        let at = self.rpc_meta(segment.name())?;
+        self.engine
+            .notify_at(&at.host, at.port, segment.name(), name, message)
+    }
+
+    fn take_notices(&self) -> Result<Notices, EngineError> {
+        self.engine.take_notices()
+    }
+
+    fn probe(&self, name: &str) -> Result<(), EngineError> {
+        let at = self.rpc_meta(name)?;
+        self.engine.probe_at(&at.host, at.port, name)
+    }
+}
+
+impl Drop for StoreEngine {
+    fn drop(&mut self) {
+        // After `close` there is nothing left to withdraw.
+        if let Err(error) = self.publisher.withdraw() {
+            tracing::warn!(name = self.name, %error, "the entry stays in the metadata store");
+        }
+    }
+}
+
+impl std::fmt::Debug for StoreEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoreEngine")
+            .field("name", &self.name)
+            .field("engine", &self.engine)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,171 @@
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+
+/// A store in memory, which can be switched off, and may protect names as Mooncake's server does.
+#[derive(Default)]
+struct Fake {
+    entries: Mutex<HashMap<String, Vec<u8>>>,
+    is_down: AtomicBool,
+    protects: bool,
+}
+
+impl Fake {
+    fn check(&self) -> Result<(), StoreError> {
+        if self.is_down.load(Ordering::Relaxed) {
+            return Err(StoreError::Timeout {
+                store: "fake".into(),
+                timeout_ms: 1,
+            });
+        }
+        Ok(())
+    }
+
+    fn text(&self, key: &str) -> Option<String> {
+        let entries = self.entries.lock().unwrap();
+        entries
+            .get(key)
+            .map(|value| String::from_utf8(value.clone()).unwrap())
+    }
+
+    fn set(&self, key: &str, value: &str) {
+        let mut entries = self.entries.lock().unwrap();
+        entries.insert(key.into(), value.into());
+    }
+}
+
+impl MetadataStore for Fake {
+    fn get(&self, key: &str, _: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        self.check()?;
+        Ok(self.entries.lock().unwrap().get(key).cloned())
+    }
+
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.check()?;
+        let mut entries = self.entries.lock().unwrap();
+        if self.protects && key.contains("rpc_meta") && entries.contains_key(key) {
+            return Err(StoreError::Refused {
+                store: "fake".into(),
+                key: key.into(),
+                code: 400,
+            });
+        }
+        entries.insert(key.into(), value.into());
+        Ok(())
+    }
+
+    fn delete(&self, key: &str) -> Result<bool, StoreError> {
+        self.check()?;
+        Ok(self.entries.lock().unwrap().remove(key).is_some())
+    }
+}
+
+const RPC_META: &str = "mooncake/rpc_meta/name";
+const DESCRIPTOR: &str = "mooncake/ram/name";
+
+fn at(port: u16) -> RpcMeta {
+    RpcMeta::new("127.0.0.1", port).unwrap()
+}
+
+fn claim(
+    store: &Arc<Fake>,
+    port: u16,
+    holder: impl Fn(&RpcMeta) -> Holder,
+) -> Result<Publisher, StoreError> {
+    let keys = Keys::new("").unwrap();
+    Publisher::claim(store.clone(), keys, "name", at(port), holder)
+}
+
+fn nobody(found: &RpcMeta) -> Holder {
+    panic!("nobody is there to look for: {found:?}");
+}
+
+fn taken(port: u16, answers: bool) -> StoreError {
+    StoreError::NameTaken {
+        key: RPC_META.into(),
+        holder: format!("127.0.0.1:{port}"),
+        answers,
+    }
+}
+
+#[test]
+fn an_entry_is_written_kept_up_to_date_and_withdrawn() {
+    let store = Arc::new(Fake::default());
+    let publisher = claim(&store, 1, nobody).unwrap();
+    assert_eq!(store.text(RPC_META), Some(at(1).encode()));
+    publisher.publish(|| "one".into()).unwrap();
+    publisher.publish(|| "two".into()).unwrap();
+    assert_eq!(store.text(DESCRIPTOR).as_deref(), Some("two"));
+    publisher.withdraw().unwrap();
+    assert!(store.entries.lock().unwrap().is_empty());
+    // What a registration that outlives the engine does then.
+    publisher.publish(|| "three".into()).unwrap();
+    publisher.withdraw().unwrap();
+    assert!(store.entries.lock().unwrap().is_empty());
+}
+
+#[test]
+fn the_entry_of_a_dead_engine_is_replaced_and_that_of_another_is_not() {
+    for protects in [false, true] {
+        let store = Arc::new(Fake {
+            protects,
+            ..Fake::default()
+        });
+        store.set(RPC_META, &at(9).encode());
+        for answers in [true, false] {
+            let holder = |_: &RpcMeta| {
+                if answers {
+                    Holder::Answers
+                } else {
+                    Holder::Unknown
+                }
+            };
+            assert_eq!(claim(&store, 1, holder).err(), Some(taken(9, answers)));
+            assert_eq!(store.text(RPC_META), Some(at(9).encode()));
+        }
+        let found = |found: &RpcMeta| {
+            assert_eq!(*found, at(9));
+            Holder::Gone
+        };
+        claim(&store, 1, found).unwrap();
+        assert_eq!(store.text(RPC_META), Some(at(1).encode()));
+    }
+}
+
+#[test]
+fn a_store_that_lost_everything_gets_the_entry_back() {
+    let store = Arc::new(Fake::default());
+    let publisher = claim(&store, 1, nobody).unwrap();
+    store.is_down.store(true, Ordering::Relaxed);
+    assert!(matches!(
+        publisher.publish(|| "one".into()),
+        Err(StoreError::Timeout { .. })
+    ));
+    store.entries.lock().unwrap().clear();
+    store.is_down.store(false, Ordering::Relaxed);
+    publisher.publish(|| "two".into()).unwrap();
+    assert_eq!(store.text(RPC_META), Some(at(1).encode()));
+    assert_eq!(store.text(DESCRIPTOR).as_deref(), Some("two"));
+}
+
+#[test]
+fn a_name_that_another_engine_took_meanwhile_is_left_to_it() {
+    let store = Arc::new(Fake::default());
+    let publisher = claim(&store, 1, nobody).unwrap();
+    store.set(RPC_META, &at(2).encode());
+    store.set(DESCRIPTOR, "theirs");
+    assert_eq!(publisher.publish(|| "ours".into()), Err(taken(2, false)));
+    publisher.withdraw().unwrap();
+    assert_eq!(store.text(RPC_META), Some(at(2).encode()));
+    assert_eq!(store.text(DESCRIPTOR).as_deref(), Some("theirs"));
+}
+
+#[test]
+fn an_entry_that_no_engine_writes_is_named_and_left_alone() {
+    let store = Arc::new(Fake::default());
+    store.set(RPC_META, "[]");
+    let error = claim(&store, 1, nobody).err();
+    assert!(matches!(error, Some(StoreError::Value { key, .. }) if key == RPC_META));
+    assert_eq!(store.text(RPC_META).as_deref(), Some("[]"));
+}

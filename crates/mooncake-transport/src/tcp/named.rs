@@ -1,0 +1,233 @@
+//! What an engine under a name in a metadata store needs of the TCP engine, and what both share:
+//! exchanges with, and segments at, a place that is known already.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::peer::{Endpoint, PeerHandle, PeerLink, at_port, dialable, with_fallback};
+use super::shared::Command;
+use super::{TcpEngine, resolve_host};
+use crate::error::{ControlError, EngineError};
+use crate::segment::{Segment, WeakSegment};
+use crate::wire::JsonError;
+use crate::wire::control::{
+    FrameError, FrameKind, Notice, PEER_FRAME_BYTES_MAX, PROBE_REQUEST, check_json,
+};
+use crate::wire::data::DataVersion;
+use crate::wire::descriptor::{Descriptor, DescriptorError};
+
+impl TcpEngine {
+    /// Returns the descriptor as it is now, encoded.
+    pub(crate) fn descriptor_text(&self) -> String {
+        self.shared.registry().descriptor().encode()
+    }
+
+    /// Returns the host that peers are told to dial, without brackets.
+    pub(crate) fn advertised_host(&self) -> String {
+        let host = self.shared.registry().request_descriptor().data_host;
+        host.unwrap_or_else(|| self.control_address.ip().to_string())
+    }
+
+    /// Says whether our own control listener is what answers at `host` and `port`.
+    pub(crate) fn listens_at(&self, host: &str, port: u16) -> bool {
+        port == self.control_address.port()
+            && resolve_host(host, port).is_ok_and(|found| found.contains(&self.control_address))
+    }
+
+    pub(crate) fn is_own_thread(&self) -> bool {
+        self.shared.on_reactor_thread()
+    }
+
+    pub(crate) fn peer_descriptor_bytes_max(&self) -> u64 {
+        self.shared.config.limits.peer_descriptor_bytes_max
+    }
+
+    /// Refuses a segment of another engine.
+    pub(crate) fn check_segment(&self, segment: &Segment) -> Result<(), EngineError> {
+        if segment.engine() == self.id && segment.peer::<PeerHandle>().is_some() {
+            return Ok(());
+        }
+        let name = segment.name().to_owned();
+        Err(EngineError::ForeignSegment { name })
+    }
+
+    /// Decodes the descriptor of the peer called `name`.
+    pub(crate) fn check_descriptor(
+        &self,
+        name: &str,
+        text: &[u8],
+    ) -> Result<Descriptor, EngineError> {
+        let peer = || name.to_owned();
+        let descriptor =
+            Descriptor::decode_without_buffers(text).map_err(|source| EngineError::Descriptor {
+                peer: peer(),
+                source,
+            })?;
+        if descriptor.version < DataVersion::V2 {
+            return Err(EngineError::ProtocolVersion { peer: peer() });
+        }
+        Ok(descriptor)
+    }
+
+    /// Opens the peer that a store says is there, or leads its open segment there.
+    ///
+    /// The link has no control addresses: a port where an engine of some name was may be another's by
+    /// now, so that only the store is asked where the peer is.
+    pub(crate) fn open_found(
+        &self,
+        name: &str,
+        control: Option<(&str, u16)>,
+        mut descriptor: Descriptor,
+    ) -> Result<Segment, EngineError> {
+        let known = self.open_already(name).map(|(segment, _)| segment);
+        descriptor.data_host =
+            dialable(descriptor.data_host).or_else(|| control.map(|(host, _)| host.to_owned()));
+        if descriptor.data_host.is_none() {
+            // A wildcard, and nothing else that says where it is.
+            let source = DescriptorError::NoHost;
+            let peer = name.to_owned();
+            return Err(EngineError::Descriptor { peer, source });
+        }
+        self.open_at(name, known, Vec::new(), descriptor)
+    }
+
+    pub(super) fn open_at(
+        &self,
+        name: &str,
+        known: Option<Segment>,
+        control: Vec<SocketAddr>,
+        descriptor: Descriptor,
+    ) -> Result<Segment, EngineError> {
+        let port = descriptor.data_port;
+        let data_host = dialable(descriptor.data_host);
+        let addresses = match &data_host {
+            None => at_port(&control, port),
+            Some(host) => match resolve_host(host, port) {
+                Ok(addresses) => with_fallback(addresses, &control),
+                Err(source) if control.is_empty() => {
+                    let host = host.clone();
+                    return Err(EngineError::Resolve { host, source });
+                }
+                Err(error) => {
+                    tracing::warn!(peer = name, host, %error, "using the control host for data");
+                    at_port(&control, port)
+                }
+            },
+        };
+        let endpoint = Endpoint {
+            host: data_host,
+            port,
+            addresses,
+        };
+        if let Some(segment) = known {
+            if let Some(handle) = segment.peer::<PeerHandle>()
+                && handle.link.replace(endpoint)
+            {
+                // After shutdown there are no lanes left.
+                let _ = self.shared.command(Command::Moved(handle.link.id));
+            }
+            return Ok(segment);
+        }
+        let mut segments = self.segments();
+        // Another thread may have been faster; then both use one set of connections.
+        if let Some(segment) = segments.open.get(name).and_then(WeakSegment::upgrade) {
+            return Ok(segment);
+        }
+        let link = Arc::new(PeerLink::new(
+            self.next_peer.fetch_add(1, Ordering::Relaxed),
+            name.to_owned(),
+            control,
+            descriptor.name,
+            endpoint,
+        ));
+        let handle = PeerHandle {
+            link,
+            shared: Arc::downgrade(&self.shared),
+        };
+        let segment = Segment::new(self.id, name.to_owned(), Box::new(handle));
+        if segments.open.len() >= segments.sweep_at {
+            segments
+                .open
+                .retain(|_, segment| segment.upgrade().is_some());
+            segments.sweep_at = (segments.open.len() * 2).max(64);
+        }
+        segments.open.insert(name.to_owned(), segment.downgrade());
+        Ok(segment)
+    }
+
+    /// Sends a notification to the peer at `host`.
+    pub(crate) fn notify_at(
+        &self,
+        host: &str,
+        port: u16,
+        peer: &str,
+        name: &str,
+        message: &str,
+    ) -> Result<(), EngineError> {
+        self.notify_addresses(resolve_named(host, port)?, peer, name, message)
+    }
+
+    pub(super) fn notify_addresses(
+        &self,
+        addresses: Vec<SocketAddr>,
+        peer: &str,
+        name: &str,
+        message: &str,
+    ) -> Result<(), EngineError> {
+        let control = |source| EngineError::Control {
+            peer: peer.to_owned(),
+            source,
+        };
+        let text = Notice {
+            name: name.to_owned(),
+            message: message.to_owned(),
+        }
+        .encode();
+        let len = text.len() as u64 + 1;
+        if len > PEER_FRAME_BYTES_MAX {
+            let error = FrameError::TooLong {
+                len,
+                max: PEER_FRAME_BYTES_MAX,
+            };
+            return Err(control(error.into()));
+        }
+        let reply = self
+            .shared
+            .exchange(addresses, FrameKind::Notify, text.into_bytes())
+            .map_err(control)?;
+        let reply = Notice::decode(&reply).map_err(|error: JsonError| control(error.into()))?;
+        if reply.message.is_empty() {
+            return Err(control(ControlError::NotifyRefused));
+        }
+        Ok(())
+    }
+
+    /// Asks whether the peer at `host` is alive.
+    pub(crate) fn probe_at(&self, host: &str, port: u16, peer: &str) -> Result<(), EngineError> {
+        self.probe_addresses(resolve_named(host, port)?, peer)
+    }
+
+    pub(super) fn probe_addresses(
+        &self,
+        addresses: Vec<SocketAddr>,
+        name: &str,
+    ) -> Result<(), EngineError> {
+        let control = |source| EngineError::Control {
+            peer: name.to_owned(),
+            source,
+        };
+        let reply = self
+            .shared
+            .exchange(addresses, FrameKind::Probe, PROBE_REQUEST.to_vec())
+            .map_err(control)?;
+        check_json(&reply).map_err(|error| control(error.into()))
+    }
+}
+
+fn resolve_named(host: &str, port: u16) -> Result<Vec<SocketAddr>, EngineError> {
+    resolve_host(host, port).map_err(|source| EngineError::Resolve {
+        host: host.to_owned(),
+        source,
+    })
+}
