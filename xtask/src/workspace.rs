@@ -151,6 +151,12 @@ pub(crate) const FEATURE_SETS: &[&[&str]] = &[
         "mooncake-transport",
         "--no-default-features",
         "--features",
+        "http",
+    ],
+    &[
+        "mooncake-transport",
+        "--no-default-features",
+        "--features",
         "pipe",
     ],
     &[
