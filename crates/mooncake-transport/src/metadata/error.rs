@@ -102,6 +102,12 @@ pub enum ValueError {
     /// The host is missing or none.
     #[error("the value names no host")]
     Host(#[from] PeerNameError),
+    /// The host is an address that no peer can dial.
+    #[error("the value names the host {host:?}, which no peer can dial")]
+    Wildcard {
+        /// The host in the value.
+        host: String,
+    },
     /// The port is missing or no port number.
     #[error("the value has no usable port ({port})")]
     Port {

@@ -1,5 +1,6 @@
 //! What an engine has in the store, and how it gets there and leaves.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::MetadataStore;
@@ -27,13 +28,18 @@ pub(super) struct Publisher {
     descriptor_key: String,
     rpc_meta_key: String,
     rpc_meta: RpcMeta,
+    /// Calls of `publish` so far.
+    asked: AtomicU64,
     /// Held while the entry is written, so that a later descriptor is written later.
     state: Mutex<State>,
 }
 
-enum State {
-    Published,
-    Withdrawn,
+struct State {
+    withdrawn: bool,
+    /// The calls up to this one found their descriptor, or a later one, written already.
+    covered: u64,
+    /// What came of that.
+    outcome: Result<(), StoreError>,
 }
 
 impl Publisher {
@@ -51,7 +57,12 @@ impl Publisher {
             keys,
             store,
             rpc_meta,
-            state: Mutex::new(State::Published),
+            asked: AtomicU64::new(0),
+            state: Mutex::new(State {
+                withdrawn: false,
+                covered: 0,
+                outcome: Ok(()),
+            }),
         };
         if let Some(found) = publisher.rpc_meta_of(&publisher.rpc_meta_key)? {
             match holder(&found) {
@@ -77,28 +88,43 @@ impl Publisher {
     }
 
     /// Writes the entry again, and takes back what the store has lost meanwhile.
+    ///
+    /// However many threads call at once, each waits for two writes at most: the one under way, and one
+    /// for all that came meanwhile.
     pub(super) fn publish(&self, descriptor: impl FnOnce() -> String) -> Result<(), StoreError> {
-        let state = self.state();
-        if matches!(*state, State::Withdrawn) {
+        let ticket = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut state = self.state();
+        if state.withdrawn {
             return Ok(());
         }
+        if state.covered >= ticket {
+            return state.outcome.clone();
+        }
+        // Whoever has asked by now changed its registrations before, so the descriptor shows them.
+        let covers = self.asked.load(Ordering::Acquire);
+        let outcome = self.write(&descriptor());
+        state.covered = covers;
+        state.outcome.clone_from(&outcome);
+        outcome
+    }
+
+    fn write(&self, descriptor: &str) -> Result<(), StoreError> {
         match self.rpc_meta_of(&self.rpc_meta_key)? {
             Some(found) if found != self.rpc_meta => return Err(self.taken(&found, false)),
             Some(_) => {}
             None => self.put_rpc_meta()?,
         }
-        self.store
-            .put(&self.descriptor_key, descriptor().as_bytes())
+        self.store.put(&self.descriptor_key, descriptor.as_bytes())
     }
 
     /// Takes the entry out of the store, once, unless it names somebody else by now.
     pub(super) fn withdraw(&self) -> Result<(), StoreError> {
         let mut state = self.state();
-        if matches!(*state, State::Withdrawn) {
+        if state.withdrawn {
             return Ok(());
         }
         // Whatever comes of it, nothing is published from now on.
-        *state = State::Withdrawn;
+        state.withdrawn = true;
         match self.rpc_meta_of(&self.rpc_meta_key)? {
             Some(found) if found != self.rpc_meta => return Ok(()),
             Some(_) => drop(self.store.delete(&self.rpc_meta_key)?),
@@ -154,7 +180,7 @@ impl Publisher {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state changes in one step.
+        // Nothing that may panic stands between two changes of the state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,7 @@ use serde::de::{IgnoredAny, MapAccess};
 use super::error::ValueError;
 use crate::wire::JsonError;
 use crate::wire::json::{self, Document, Members, Scalar};
-use crate::wire::name::PeerName;
+use crate::wire::name::{PeerName, is_wildcard};
 
 /// Where an engine takes control exchanges, as it is written in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,13 +45,17 @@ impl RpcMeta {
     /// Creates the value of an engine at `host` and `port`.
     ///
     /// # Errors
-    /// [`ValueError::Host`] and [`ValueError::Port`] for what nobody can dial.
+    /// [`ValueError::Host`], [`ValueError::Wildcard`] and [`ValueError::Port`] for what nobody can dial.
     pub fn new(host: &str, port: u16) -> Result<Self, ValueError> {
         let bare = host
             .strip_prefix('[')
             .and_then(|host| host.strip_suffix(']'))
             .unwrap_or(host);
         PeerName::new(bare, port)?;
+        if is_wildcard(bare) {
+            let host = bare.to_owned();
+            return Err(ValueError::Wildcard { host });
+        }
         if port == 0 {
             return Err(ValueError::Port { port: 0 });
         }
@@ -126,6 +130,11 @@ mod tests {
             r#"{"ip_or_host_name":"a","rpc_port":65536}"#,
             ValueError::Port { port: 65_536 },
         );
+        for host in ["0.0.0.0", "[::]", "0"] {
+            let text = format!(r#"{{"ip_or_host_name":"{host}","rpc_port":1}}"#);
+            let host = host.trim_matches(['[', ']']).to_owned();
+            check(&text, ValueError::Wildcard { host });
+        }
         let member = "rpc_port";
         check(
             r#"{"ip_or_host_name":"a","rpc_port":"1"}"#,

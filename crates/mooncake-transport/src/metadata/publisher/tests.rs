@@ -1,5 +1,7 @@
+//! The entry of one engine in a store that is switched off, emptied and taken over.
+
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::*;
 
@@ -8,6 +10,9 @@ use super::*;
 struct Fake {
     entries: Mutex<HashMap<String, Vec<u8>>>,
     is_down: AtomicBool,
+    /// Calls of `put` are counted, and wait for this.
+    gate: Mutex<()>,
+    puts: AtomicU64,
     protects: bool,
 }
 
@@ -43,6 +48,8 @@ impl MetadataStore for Fake {
 
     fn put(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.check()?;
+        self.puts.fetch_add(1, Ordering::SeqCst);
+        drop(self.gate.lock().unwrap());
         let mut entries = self.entries.lock().unwrap();
         if self.protects && key.contains("rpc_meta") && entries.contains_key(key) {
             return Err(StoreError::Refused {
@@ -131,6 +138,37 @@ fn the_entry_of_a_dead_engine_is_replaced_and_that_of_another_is_not() {
         claim(&store, 1, found).unwrap();
         assert_eq!(store.text(RPC_META), Some(at(1).encode()));
     }
+}
+
+#[test]
+fn threads_that_publish_at_once_wait_for_two_writes_at_most() {
+    let store = Arc::new(Fake::default());
+    let publisher = claim(&store, 1, nobody).unwrap();
+    let before = store.puts.load(Ordering::SeqCst);
+    let version = AtomicU64::new(0);
+    let publish = || {
+        version.fetch_add(1, Ordering::SeqCst);
+        publisher
+            .publish(|| version.load(Ordering::SeqCst).to_string())
+            .unwrap();
+    };
+    let until = |counter: &AtomicU64, value| {
+        while counter.load(Ordering::SeqCst) < value {
+            std::thread::yield_now();
+        }
+    };
+    std::thread::scope(|scope| {
+        let shut = store.gate.lock().unwrap();
+        scope.spawn(publish);
+        until(&store.puts, before + 1);
+        for _ in 0..8 {
+            scope.spawn(publish);
+        }
+        until(&publisher.asked, 9);
+        drop(shut);
+    });
+    assert_eq!(store.puts.load(Ordering::SeqCst), before + 2);
+    assert_eq!(store.text(DESCRIPTOR).as_deref(), Some("9"));
 }
 
 #[test]

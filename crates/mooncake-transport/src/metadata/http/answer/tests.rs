@@ -1,3 +1,5 @@
+//! Answers as servers give them, and as no server should.
+
 use proptest::strategy::Strategy as _;
 
 use super::*;
