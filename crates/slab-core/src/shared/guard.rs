@@ -5,6 +5,7 @@ use core::fmt;
 use super::{GiveBack, TakeBack, Token};
 use crate::error::Refused;
 use crate::fence::Fence;
+use crate::id::PoolId;
 use crate::region::{Allocation, Region};
 use crate::resident::Lease;
 use crate::sync::Arc;
@@ -49,6 +50,15 @@ impl LeaseGuard {
     #[must_use]
     pub fn region(&self) -> Region {
         self.lease.as_ref().map_or(Region::EMPTY, Lease::region)
+    }
+
+    /// The pool that made it.
+    #[must_use]
+    pub fn pool(&self) -> PoolId {
+        let lease = self.lease.as_ref();
+        lease
+            .expect("a guard has its token until it is consumed")
+            .pool()
     }
 
     /// Releases the lease; the bytes may be used until `fences` are reached. Costs what
@@ -139,6 +149,15 @@ impl AllocationGuard {
         self.allocation
             .as_ref()
             .map_or(Region::EMPTY, Allocation::region)
+    }
+
+    /// The pool that made it.
+    #[must_use]
+    pub fn pool(&self) -> PoolId {
+        let allocation = self.allocation.as_ref();
+        allocation
+            .expect("a guard has its token until it is consumed")
+            .pool()
     }
 
     /// Gives the bytes back; they may be used until `fences` are reached. Costs what
