@@ -14,15 +14,22 @@ const LAYERS: &[(&str, &[&str])] = &[
         "mooncake-transport",
         &["slab-core", "slab-memory", "mooncake-sys"],
     ),
+    ("slab-cuda", &["slab-core", "slab-memory"]),
     (
         "ec-connector",
-        &["slab-core", "slab-memory", "mooncake-transport"],
+        &[
+            "slab-core",
+            "slab-memory",
+            "slab-cuda",
+            "mooncake-transport",
+        ],
     ),
     // Unpublished: the C interface over the native engine, oracles, models and this program.
     (
         "mooncake-capi",
         &["slab-memory", "mooncake-sys", "mooncake-transport"],
     ),
+    ("cuda-fake", &[]),
     ("slab-model", &["slab-core"]),
     ("slab-bench", &["slab-core"]),
     ("slab-loom", &["slab-core"]),
@@ -31,7 +38,10 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 
 /// What tests may use on top of the layer rule.
-const TEST_ONLY: &[&str] = &["slab-model"];
+const TEST_ONLY: &[&str] = &["slab-model", "cuda-fake"];
+
+/// What the tests of one crate may use besides: device slabs are tried with the engine that they are for.
+const TEST_PAIRS: &[(&str, &str)] = &[("slab-cuda", "mooncake-transport")];
 
 /// The pure layer stays small: storage, and nothing that reaches outside.
 const CORE_EXTERNAL: &[&str] = &["hashbrown", "heapless"];
@@ -85,7 +95,10 @@ pub(super) fn check(edges: &[Edge]) -> Vec<String> {
         let allowed = if *is_member {
             allowed.contains(&to.as_str())
                 // A crate asks for features of its own where its tests need them.
-                || (*is_dev && (from == to || TEST_ONLY.contains(&to.as_str())))
+                || (*is_dev
+                    && (from == to
+                        || TEST_ONLY.contains(&to.as_str())
+                        || TEST_PAIRS.contains(&(from, to))))
         } else {
             from != "slab-core" || *is_dev || CORE_EXTERNAL.contains(&to.as_str())
         };
@@ -145,6 +158,18 @@ mod tests {
         assert_eq!(check_edge("slab-core", "slab-model", true, true), 0);
         assert_eq!(check_edge("slab-core", "slab-core", true, true), 0);
         assert_eq!(check_edge("slab-core", "slab-model", true, false), 1);
+    }
+
+    #[test]
+    fn device_slabs_and_engines_meet_in_tests_alone() {
+        assert_eq!(check_edge("slab-cuda", "mooncake-transport", true, true), 0);
+        assert_eq!(
+            check_edge("slab-cuda", "mooncake-transport", true, false),
+            1
+        );
+        assert_eq!(check_edge("mooncake-transport", "slab-cuda", true, true), 1);
+        assert_eq!(check_edge("slab-cuda", "cuda-fake", true, true), 0);
+        assert_eq!(check_edge("slab-cuda", "cuda-fake", true, false), 1);
     }
 
     #[test]

@@ -1,0 +1,19 @@
+//! A CUDA driver without a device: the `cu*` functions that slab-cuda uses, over host memory.
+//!
+//! Device memory is host memory under addresses that the host cannot follow. Work submitted to a stream is queued, and
+//! runs only when a test says so (`fake_advance`), at once, or on a seeded schedule that every call moves on
+//! ([`schedule`](control::fake_schedule)). What a real driver would leave undefined is noted as *misuse*: memory freed
+//! while queued work touches it, an event recorded again before it is reached, a copy outside of an allocation or from
+//! host memory that the driver does not know, a handle used after it was destroyed.
+//!
+//! The functions of the driver are in [`abi`], those by which a test is in control in [`control`]; both lock the one
+//! [`World`](world). A test takes the latter from the loaded library by their names.
+//!
+//! Environment, read when the library is first called: `CUDA_FAKE_INIT` (the code that `cuInit` answers, 0 by default),
+//! `CUDA_FAKE_DRIVER_VERSION` (13000 by default; `cuMemcpyBatchAsync` is there from 12080, its second form from 13000)
+//! and `CUDA_FAKE_SCHEDULE` (`manual` by default, `immediate`, or a seed).
+
+pub mod abi;
+pub mod control;
+mod stream;
+mod world;

@@ -1,0 +1,219 @@
+//! What can go wrong, with the driver's own code where it was the driver.
+
+use std::fmt;
+
+/// A code of the driver, with the name that the driver gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DriverCode {
+    number: u32,
+    name: &'static str,
+}
+
+impl DriverCode {
+    pub(crate) const fn new(number: u32, name: &'static str) -> Self {
+        Self { number, name }
+    }
+
+    /// The number, as `cuda.h` has it.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.number
+    }
+
+    /// The name, such as `CUDA_ERROR_OUT_OF_MEMORY`; `unknown code` where the driver has none.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.name
+    }
+}
+
+impl fmt::Display for DriverCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.number)
+    }
+}
+
+/// Why there is no driver to work with.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// No file of the driver can be loaded: there is no NVIDIA driver on this machine, or the loader does not find
+    /// it.
+    #[error(
+        "no CUDA driver: {first} cannot be loaded ({reason}), nor {others} other names; install the NVIDIA driver or set LD_LIBRARY_PATH to its folder"
+    )]
+    NoLibrary {
+        /// The first name that was tried.
+        first: String,
+        /// What the system's loader said about `libcuda.so.1`, which is the driver's own name.
+        reason: String,
+        /// How many further names were tried.
+        others: usize,
+    },
+    /// The library lacks a function: it is a stub or something else, or a driver of before 11.4.
+    #[error(
+        "{library} lacks {symbol}: it is not a CUDA driver, or too old a one; take its folder from LD_LIBRARY_PATH, or update the driver"
+    )]
+    MissingSymbol {
+        /// The name under which the library was found.
+        library: String,
+        /// The first function that is missing.
+        symbol: &'static str,
+    },
+    /// The driver is there and does not start: there is no device, its kernel module is not loaded, or the library is
+    /// the toolkit's stub (`CUDA_ERROR_STUB_LIBRARY`), whose folder has to leave `LD_LIBRARY_PATH`.
+    #[error("{library} does not start: {code}")]
+    InitFailed {
+        /// The name under which the library was found.
+        library: String,
+        /// What `cuInit` answered.
+        code: DriverCode,
+    },
+    /// The driver is older than what is needed.
+    #[error("{library} supports CUDA {}.{}, at least {}.{} is needed; update the driver",
+        found / 1000, found % 1000 / 10, required / 1000, required % 1000 / 10)]
+    TooOld {
+        /// The name under which the library was found.
+        library: String,
+        /// The version of CUDA that it supports, as 1000 × major + 10 × minor.
+        found: u32,
+        /// The least that is needed.
+        required: u32,
+    },
+}
+
+/// Why a call failed. All sizes are bytes.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CudaError {
+    /// There is no driver to work with.
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+    /// The driver refused a call, or reports that earlier work has failed.
+    #[error("{call} failed: {code}")]
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// Its answer.
+        code: DriverCode,
+    },
+    /// The machine has no device of that number.
+    #[error("there is no device {ordinal}, the driver knows {count}")]
+    NoSuchDevice {
+        /// What was asked for, from 0.
+        ordinal: u32,
+        /// Devices that the driver knows.
+        count: u32,
+    },
+    /// A memory of no bytes, or of more than an address can reach.
+    #[error("a memory cannot have {len} bytes")]
+    InvalidLength {
+        /// What was asked for.
+        len: u64,
+    },
+    /// Only memory that the host can address can be registered as host memory.
+    #[error("the memory has no host address")]
+    NotHostMemory,
+    /// A stream, a memory and the timelines have to be of one device.
+    #[error("something of device {found} was given to what belongs to device {expected}")]
+    OtherDevice {
+        /// Where the call belongs.
+        expected: u32,
+        /// Where what was given belongs.
+        found: u32,
+    },
+    /// The stream is one of those that have no handle of their own (null, legacy, per thread).
+    #[error("a default stream has no handle of its own; make a stream")]
+    DefaultStream,
+    /// As many streams are attached to the pool, or have failed, as were asked for: drop one and poll.
+    #[error("{streams_max} streams are attached to the pool, have failed or are not drained yet")]
+    TooManyStreams {
+        /// The bound.
+        streams_max: u32,
+    },
+    /// As much work is under way as may be: poll, and try again.
+    #[error("{pending_max} loans or copies are under way, which is the bound; poll, and try again")]
+    TooManyPending {
+        /// The bound.
+        pending_max: usize,
+    },
+    /// The work has not ended by the deadline.
+    #[error("the work on the device has not ended by the deadline")]
+    TimedOut,
+    /// Work on the stream has failed before. What was lent on it is not reused.
+    #[error("the stream has failed before: {call} answered {code}")]
+    StreamFailed {
+        /// The driver's function that told.
+        call: &'static str,
+        /// Its answer.
+        code: DriverCode,
+    },
+    /// A range lies in none of the memories that were named.
+    #[error("{len} bytes at {address:#x} do not lie inside one of the memories")]
+    OutsideMemory {
+        /// First byte.
+        address: u64,
+        /// Number of bytes.
+        len: u64,
+    },
+    /// The pool is larger than the memory that it is to divide.
+    #[error("the pool has {pool} bytes, its memory {memory}")]
+    PoolTooLarge {
+        /// Bytes of the pool.
+        pool: u64,
+        /// Bytes of the memory.
+        memory: u64,
+    },
+    /// The list of copies has not the places that were named.
+    #[error(transparent)]
+    Descriptor(slab_core::DescriptorError),
+    /// The pool refused.
+    #[error(transparent)]
+    Pool(slab_core::Error),
+}
+
+impl From<slab_core::Error> for CudaError {
+    fn from(error: slab_core::Error) -> Self {
+        Self::Pool(error)
+    }
+}
+
+impl CudaError {
+    /// What engines are told.
+    pub(crate) fn as_copy_error(&self) -> slab_memory::CopyError {
+        let code = match self {
+            Self::Driver { code, .. } | Self::StreamFailed { code, .. } => code.number(),
+            // CUDA_ERROR_UNKNOWN.
+            _ => 999,
+        };
+        slab_memory::CopyError::Driver {
+            code: i32::try_from(code).unwrap_or(i32::MAX),
+        }
+    }
+}
+
+/// A value that a call did not take, with the reason: the caller still owns it.
+#[must_use = "the refused value is handed back"]
+pub struct Refused<T> {
+    /// What was given to the call.
+    pub value: T,
+    /// Why the call did not take it.
+    pub cause: CudaError,
+}
+
+impl<T> fmt::Display for Refused<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.cause, f)
+    }
+}
+
+// Whatever the value is: memories and holds have nothing to print.
+impl<T> fmt::Debug for Refused<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refused")
+            .field("cause", &self.cause)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> std::error::Error for Refused<T> {}

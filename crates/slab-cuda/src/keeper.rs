@@ -1,0 +1,287 @@
+//! The timelines of one pool: which stream has which, what was recorded on it, and what the pool is told.
+//!
+//! A pool's timelines are never removed, so a stream that goes leaves its timeline to the next one, once everything
+//! recorded on it is passed; values go on growing. Pure but for its locks, of which the pool's is the inner one and is
+//! never held over a driver's call: `polling`, then `book`, or `polling`, then the pool's.
+
+use slab_core::{Error, Fence, TimelineId};
+
+use crate::error::CudaError;
+use crate::sync::{Mutex, lock};
+use crate::track::{Mark, Track, failed_before};
+
+/// What a pool is told of a timeline.
+#[derive(Clone, Copy, Debug)]
+pub enum News {
+    /// It has come this far.
+    Reached(TimelineId, u64),
+    /// It comes no further.
+    Failed(TimelineId),
+}
+
+/// The pool, whatever its types.
+pub trait Ledger: Send + Sync {
+    /// Adds a timeline.
+    fn add_timeline(&self) -> Result<TimelineId, Error>;
+    /// Takes news in, in this order.
+    fn feed(&self, news: &[News]);
+}
+
+/// Something lent that comes back by itself: given to the pool, or kept for ever if the pool refuses it.
+pub(crate) type GiveBack = Box<dyn FnOnce(Fence) -> Result<(), Error> + Send>;
+
+/// Bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Most timelines.
+    pub streams_max: u32,
+    /// Most loans and recorded points together.
+    pub pending_max: usize,
+}
+
+struct Slot<E> {
+    id: TimelineId,
+    track: Track<E, ()>,
+    attached: bool,
+    /// The pool and a caller of `poll` know that it has failed.
+    told: bool,
+}
+
+struct Book<E> {
+    slots: Vec<Slot<E>>,
+    /// What was dropped and not given back yet: the pool's lock may have been held then.
+    returned: Vec<(GiveBack, Fence)>,
+    /// Loans that have not ended.
+    out: usize,
+}
+
+impl<E: Mark> Book<E> {
+    fn pending(&self) -> usize {
+        self.out + self.slots.iter().map(|s| s.track.pending()).sum::<usize>()
+    }
+}
+
+/// Where a value stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Pending,
+    Reached,
+    Failed(CudaError),
+}
+
+/// See the module.
+pub struct Keeper<E> {
+    ledger: Box<dyn Ledger>,
+    bounds: Bounds,
+    /// One look at a time, so that the pool hears what was reached before it hears what failed.
+    polling: Mutex<()>,
+    book: Mutex<Book<E>>,
+}
+
+impl<E: Mark> Keeper<E> {
+    /// No timelines yet.
+    #[must_use]
+    pub fn new(ledger: Box<dyn Ledger>, bounds: Bounds) -> Self {
+        Self {
+            ledger,
+            bounds,
+            polling: Mutex::new(()),
+            book: Mutex::new(Book {
+                slots: Vec::new(),
+                returned: Vec::new(),
+                out: 0,
+            }),
+        }
+    }
+
+    /// Gives a stream its timeline: one that another has left, or a new one.
+    ///
+    /// # Errors
+    /// [`CudaError::TooManyStreams`] at the bound, or the pool's error.
+    pub fn attach(&self) -> Result<usize, CudaError> {
+        let _polling = lock(&self.polling);
+        // What fails here is told to the next caller of `poll`.
+        self.look();
+        let slots = {
+            let mut book = lock(&self.book);
+            let mut slots = book.slots.iter_mut();
+            if let Some(at) = slots.position(|s| !s.attached && s.track.is_drained()) {
+                book.slots[at].attached = true;
+                return Ok(at);
+            }
+            book.slots.len()
+        };
+        let streams_max = self.bounds.streams_max;
+        if slots >= streams_max as usize {
+            return Err(CudaError::TooManyStreams { streams_max });
+        }
+        let id = self.ledger.add_timeline()?;
+        // Nobody else adds one: `polling` is held.
+        lock(&self.book).slots.push(Slot {
+            id,
+            track: Track::new(),
+            attached: true,
+            told: false,
+        });
+        Ok(slots)
+    }
+
+    /// The stream goes; its timeline stays until it is drained.
+    pub fn detach(&self, slot: usize) {
+        if let Some(slot) = lock(&self.book).slots.get_mut(slot) {
+            slot.attached = false;
+        }
+    }
+
+    /// Takes room for one loan, which [`record`](Self::record) or [`cancel`](Self::cancel) ends.
+    ///
+    /// # Errors
+    /// [`CudaError::TooManyPending`] at the bound, [`CudaError::StreamFailed`].
+    pub fn begin(&self, slot: usize) -> Result<(), CudaError> {
+        let pending_max = self.bounds.pending_max;
+        if lock(&self.book).pending() >= pending_max {
+            let _polling = lock(&self.polling);
+            self.look();
+        }
+        let mut book = lock(&self.book);
+        if let Some(error) = book.slots.get(slot).and_then(|slot| slot.track.error()) {
+            return Err(failed_before(error));
+        }
+        if book.pending() >= pending_max {
+            return Err(CudaError::TooManyPending { pending_max });
+        }
+        book.out += 1;
+        Ok(())
+    }
+
+    /// Ends a loan of which nobody has seen the address.
+    pub fn cancel(&self) {
+        let mut book = lock(&self.book);
+        book.out = book.out.saturating_sub(1);
+    }
+
+    /// Ends a loan: records the point behind it with `mark`, and returns the fence that what was lent waits for. With
+    /// an error, that is a fence which is never reached.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn record(
+        &self,
+        slot: usize,
+        mark: impl FnOnce() -> Result<E, CudaError>,
+    ) -> (Fence, Result<(), CudaError>) {
+        // The lock is held over `mark`, so that points are numbered in the order in which they are recorded.
+        let mut book = lock(&self.book);
+        book.out = book.out.saturating_sub(1);
+        let slot = &mut book.slots[slot];
+        let mark = match slot.track.error() {
+            Some(error) => Err(failed_before(error)),
+            None => mark(),
+        };
+        let result = mark
+            .as_ref()
+            .map_or_else(|error| Err(error.clone()), |_| Ok(()));
+        let value = slot.track.push(mark, ());
+        (slot.id.fence(value), result)
+    }
+
+    /// Leaves something for the next look to give back behind its fence.
+    pub(crate) fn leave(&self, give: GiveBack, fence: Fence) {
+        lock(&self.book).returned.push((give, fence));
+    }
+
+    /// Where the point of a fence stands, as of the last look.
+    pub(crate) fn standing(&self, slot: usize, fence: Fence) -> Standing {
+        let book = lock(&self.book);
+        match book.slots.get(slot) {
+            Some(slot) if slot.track.reached() >= fence.value() => Standing::Reached,
+            Some(slot) => match slot.track.failed() {
+                Some(error) => Standing::Failed(failed_before(error)),
+                None => Standing::Pending,
+            },
+            None => Standing::Pending,
+        }
+    }
+
+    /// Looks how far the streams have come, tells the pool, and gives back what was left. Returns how many loans and
+    /// points are pending.
+    ///
+    /// # Errors
+    /// Why a stream has failed since the last look; each is told once. Everything else was done all the same.
+    ///
+    /// # Panics
+    /// If the calling thread is inside the pool's lock.
+    pub fn poll(&self) -> Result<usize, CudaError> {
+        let _polling = lock(&self.polling);
+        self.look();
+        let mut book = lock(&self.book);
+        let mut untold = book.slots.iter_mut().filter(|slot| !slot.told);
+        let failed = untold.find_map(|slot| {
+            let error = slot.track.failed()?.clone();
+            slot.told = true;
+            Some(error)
+        });
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(book.pending()),
+        }
+    }
+
+    /// As [`poll`](Self::poll), and leaves what has failed for a caller of that to be told.
+    pub(crate) fn poll_quietly(&self) {
+        let _polling = lock(&self.polling);
+        self.look();
+    }
+
+    /// One look. `polling` is held, and `book` is not.
+    fn look(&self) {
+        let mut news = Vec::new();
+        let returned = {
+            let mut book = lock(&self.book);
+            for slot in &mut book.slots {
+                let (reached, failed) = (slot.track.reached(), slot.track.failed().is_some());
+                slot.track.poll(&mut Vec::new());
+                if slot.track.reached() > reached {
+                    news.push(News::Reached(slot.id, slot.track.reached()));
+                }
+                if slot.track.failed().is_some() && !failed {
+                    news.push(News::Failed(slot.id));
+                }
+            }
+            std::mem::take(&mut book.returned)
+        };
+        for (give, fence) in returned {
+            if let Err(error) = give(fence) {
+                tracing::error!(cause = %error, "the pool refused what was lent from it; its bytes are not reused");
+            }
+        }
+        if !news.is_empty() {
+            self.ledger.feed(&news);
+        }
+    }
+
+    /// Looks, and tells the pool nothing. Says whether nothing is pending, and whether nothing has failed.
+    pub(crate) fn look_alone(&mut self) -> (bool, bool) {
+        let mut book = lock(&self.book);
+        for slot in &mut book.slots {
+            slot.track.poll(&mut Vec::new());
+        }
+        let has_failed = book.slots.iter().any(|slot| slot.track.error().is_some());
+        (book.pending() == 0, !has_failed)
+    }
+
+    /// What was left and never given back, with whether its fence is reached.
+    pub(crate) fn take_returned(&mut self) -> Vec<(GiveBack, bool)> {
+        let mut book = lock(&self.book);
+        let returned = std::mem::take(&mut book.returned);
+        let is_reached = |fence: Fence| {
+            let mut slots = book.slots.iter();
+            let slot = slots.find(|slot| slot.id == fence.timeline());
+            slot.is_some_and(|slot| slot.track.reached() >= fence.value())
+        };
+        returned
+            .into_iter()
+            .map(|(give, fence)| (give, is_reached(fence)))
+            .collect()
+    }
+}

@@ -1,0 +1,336 @@
+//! Bytes on their way between the host and device memory, through pinned buffers.
+//!
+//! A passage has two buffers that take turns: while the host fills or empties one, the other is copied. Invariant: the
+//! host touches a buffer only if no copy of it is under way, which its event says.
+
+// Lends pinned memory as slices, and starts copies.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slab_memory::{Bounce, BounceDirection, CopyError};
+
+use crate::api::call;
+use crate::device::{Device, Side};
+use crate::error::CudaError;
+use crate::slab::{DeviceBlock, allocate_pinned, free_pinned};
+use crate::stream::{Event, Stream};
+
+/// Bytes of one buffer: some 10 µs of a PCIe link, several times what starting a copy costs.
+pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
+/// How long a copy of a buffer may take before it is taken for lost. Thousands of times what it takes.
+pub(crate) const QUIET_LIMIT: Duration = Duration::from_secs(10);
+
+/// One pinned buffer, and how far its copies have come.
+struct Buffer {
+    device: Device,
+    pointer: NonNull<u8>,
+    event: Event,
+    /// `In`: bytes received. `Out`: bytes copied and not sent yet.
+    filled: Range<usize>,
+    /// A copy is under way.
+    busy: bool,
+    /// A copy may be under way of which nothing will be heard.
+    lost: bool,
+}
+
+// SAFETY: the memory is the buffer's alone, and not tied to a thread.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    fn take(device: &Device) -> Result<Self, CudaError> {
+        let event = Event::take(device)?;
+        let pointer = match device.take_buffer() {
+            Some(pointer) => pointer,
+            None => {
+                let pointer = allocate_pinned(device, BUFFER_BYTES)?;
+                // SAFETY: the allocation has as many bytes, and is ours. Slices over it need them initialised.
+                unsafe { pointer.as_ptr().write_bytes(0, BUFFER_BYTES) };
+                pointer
+            }
+        };
+        Ok(Self {
+            device: device.clone(),
+            pointer,
+            event,
+            filled: 0..0,
+            busy: false,
+            lost: false,
+        })
+    }
+
+    /// Whether the host may touch the buffer.
+    fn poll_quiet(&mut self) -> Result<bool, CudaError> {
+        if self.busy {
+            match self.event.poll() {
+                Ok(passed) => self.busy = !passed,
+                Err(error) => {
+                    self.lost = true;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(!self.busy)
+    }
+
+    /// The bytes of a range of the buffer, which no copy is under way of.
+    fn bytes(&mut self, range: Range<usize>) -> &mut [u8] {
+        assert!(!self.busy && !self.lost, "the device has the buffer");
+        assert!(range.start <= range.end && range.end <= BUFFER_BYTES);
+        // SAFETY: the range lies inside the buffer, which is initialised, and is this value's alone; no copy is under
+        // way, and none is started while the borrow lasts, for that takes the buffer as well.
+        unsafe {
+            core::slice::from_raw_parts_mut(
+                self.pointer.as_ptr().add(range.start),
+                range.end - range.start,
+            )
+        }
+    }
+
+    /// Starts the copy between the first `len` bytes of the buffer and the device.
+    fn start(
+        &mut self,
+        stream: &Stream,
+        direction: BounceDirection,
+        address: u64,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        let own = self.pointer.as_ptr().expose_provenance() as u64;
+        let (target, source) = match direction {
+            BounceDirection::In => (address, own),
+            _ => (own, address),
+        };
+        let current = self.device.enter()?;
+        // From here on the device may have the buffer, until the event says otherwise.
+        self.busy = true;
+        // SAFETY: `len` bytes are inside the buffer and inside the device memory: the passage cuts them off a checked
+        // range. Both stay until the event is passed, or for ever.
+        let copied = unsafe {
+            call!(
+                self.device.functions(),
+                cuMemcpyAsync(target, source, len, stream.raw())
+            )
+        };
+        drop(current);
+        let recorded = self.event.record(stream);
+        // Without an event nothing will be heard of a copy that was begun, and a refused one may have been.
+        self.lost = recorded.is_err();
+        copied.and(recorded)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let len = BUFFER_BYTES as u64;
+        if self.busy || self.lost {
+            let cause = "a copy of it may still be under way";
+            self.device.note_lost("staging buffer", len, &cause);
+        } else if let Some(pointer) = self.device.keep_buffer(self.pointer) {
+            free_pinned(&self.device, pointer, "staging buffer", len);
+        }
+    }
+}
+
+/// The passage of one request's bytes into or out of device memory.
+pub(crate) struct DeviceBounce {
+    /// Empty only once dropped.
+    block: Option<Arc<DeviceBlock>>,
+    base: u64,
+    direction: BounceDirection,
+    stream: Stream,
+    /// `In`: what was not received yet. `Out`: what no copy was started for yet.
+    rest: Range<u64>,
+    /// One or two. Empty where the range is.
+    buffers: Vec<Buffer>,
+    /// Whose turn it is.
+    turn: usize,
+    failed: Option<CopyError>,
+}
+
+impl DeviceBounce {
+    pub(crate) fn new(
+        block: Arc<DeviceBlock>,
+        direction: BounceDirection,
+        range: Range<u64>,
+    ) -> Result<Self, CopyError> {
+        let device = block.device();
+        let len = range.end.saturating_sub(range.start);
+        let count = len.div_ceil(BUFFER_BYTES as u64).min(2);
+        let stream = Stream::side(device, Side::Bounces).map_err(|e| e.as_copy_error())?;
+        let buffers = (0..count).map(|_| Buffer::take(device)).collect();
+        let buffers: Result<Vec<Buffer>, CudaError> = buffers;
+        let mut bounce = Self {
+            base: block.address(),
+            direction,
+            stream,
+            rest: range,
+            buffers: buffers.map_err(|error| error.as_copy_error())?,
+            turn: 0,
+            failed: None,
+            block: Some(block),
+        };
+        if direction != BounceDirection::In {
+            for at in 0..bounce.buffers.len() {
+                bounce.fetch(at).map_err(|error| error.as_copy_error())?;
+            }
+        }
+        Ok(bounce)
+    }
+
+    fn rest_len(&self) -> usize {
+        usize::try_from(self.rest.end.saturating_sub(self.rest.start)).unwrap_or(usize::MAX)
+    }
+
+    /// `Out`: starts the copy of the next bytes into a buffer that is free.
+    fn fetch(&mut self, at: usize) -> Result<(), CudaError> {
+        let len = self.rest_len().min(BUFFER_BYTES);
+        let Some(buffer) = self.buffers.get_mut(at).filter(|_| len > 0) else {
+            return Ok(());
+        };
+        let address = self.base + self.rest.start;
+        buffer.filled = 0..len;
+        buffer.start(&self.stream, self.direction, address, len)?;
+        self.rest.start += len as u64;
+        Ok(())
+    }
+
+    /// `In`: starts the copy of the bytes received, which end where the rest begins.
+    fn store(&mut self) -> Result<(), CudaError> {
+        let Some(buffer) = self.buffers.get_mut(self.turn) else {
+            return Ok(());
+        };
+        let len = buffer.filled.end;
+        let address = self.base + self.rest.start - len as u64;
+        buffer.start(&self.stream, self.direction, address, len)?;
+        buffer.filled = 0..0;
+        self.take_turns();
+        Ok(())
+    }
+
+    fn take_turns(&mut self) {
+        self.turn = (self.turn + 1) % self.buffers.len().max(1);
+    }
+
+    /// The range of the current buffer that may be lent; none while the device has it.
+    fn poll_lendable(&mut self) -> Result<Option<Range<usize>>, CudaError> {
+        let rest = self.rest_len();
+        let direction = self.direction;
+        let Some(buffer) = self.buffers.get_mut(self.turn) else {
+            return Ok(None);
+        };
+        if !buffer.poll_quiet()? {
+            return Ok(None);
+        }
+        Ok(Some(match direction {
+            BounceDirection::In => {
+                let start = buffer.filled.end;
+                start..start + rest.min(BUFFER_BYTES - start)
+            }
+            _ => buffer.filled.clone(),
+        }))
+    }
+
+    fn advance(&mut self, count: usize) -> Result<(), CudaError> {
+        let turn = self.turn;
+        match self.direction {
+            BounceDirection::In => {
+                self.buffers[turn].filled.end += count;
+                self.rest.start += count as u64;
+                if self.rest.is_empty() || self.buffers[turn].filled.end == BUFFER_BYTES {
+                    self.store()?;
+                }
+            }
+            _ => {
+                self.buffers[turn].filled.start += count;
+                if self.buffers[turn].filled.is_empty() {
+                    self.take_turns();
+                    self.fetch(turn)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Remembers an error: the request has failed for good.
+    fn fail<T>(&mut self, error: &CudaError) -> Result<T, CopyError> {
+        let error = error.as_copy_error();
+        self.failed = Some(error);
+        Err(error)
+    }
+}
+
+impl Bounce for DeviceBounce {
+    fn buffer(&mut self) -> Result<&mut [u8], CopyError> {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
+        match self.poll_lendable() {
+            Ok(None) => Ok(&mut []),
+            Ok(Some(range)) => Ok(self.buffers[self.turn].bytes(range)),
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn commit(&mut self, count: usize) -> Result<(), CopyError> {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let lent = match self.poll_lendable() {
+            Ok(lent) => lent.map_or(0, |range| range.len()),
+            Err(error) => return self.fail(&error),
+        };
+        assert!(count <= lent, "more bytes committed than were lent");
+        match self.advance(count) {
+            Ok(()) => Ok(()),
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn poll_finished(&mut self) -> Result<bool, CopyError> {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
+        if !self.rest.is_empty() {
+            return Ok(false);
+        }
+        for at in 0..self.buffers.len() {
+            match self.buffers[at].poll_quiet() {
+                Ok(quiet) if quiet && self.buffers[at].filled.is_empty() => {}
+                Ok(_) => return Ok(false),
+                Err(error) => return self.fail(&error),
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for DeviceBounce {
+    /// Waits until no copy is under way, at most [`QUIET_LIMIT`] in all. What may be touched longer is never given
+    /// back.
+    fn drop(&mut self) {
+        let deadline = Instant::now() + QUIET_LIMIT;
+        let mut is_quiet = true;
+        for buffer in &mut self.buffers {
+            if buffer.busy && !buffer.lost {
+                match buffer.event.wait(deadline) {
+                    Ok(passed) => buffer.busy = !passed,
+                    Err(_) => buffer.lost = true,
+                }
+            }
+            is_quiet &= !buffer.busy && !buffer.lost;
+        }
+        if let Some(block) = self.block.take()
+            && !is_quiet
+        {
+            let cause = "a copy of it may still be under way";
+            block.device().note_lost("device slab", block.len(), &cause);
+            std::mem::forget(block);
+        }
+    }
+}

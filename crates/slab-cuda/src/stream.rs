@@ -1,0 +1,277 @@
+//! Streams, and the events that say how far one has come.
+
+// Calls the driver.
+#![allow(unsafe_code)]
+
+use core::ffi::{c_uint, c_void};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::{CUevent, CUstream};
+
+use crate::api::{NOT_READY, call};
+use crate::device::{Device, Side};
+use crate::error::CudaError;
+use crate::track::Mark;
+use crate::twin::{Twin, is_left_out};
+
+/// Events tell only whether they were passed, which is much cheaper than when. From `cuda.h`.
+const EVENT_DISABLE_TIMING: c_uint = 2;
+/// The handles of the default streams: null, `CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`.
+const DEFAULT_STREAMS_MAX: usize = 2;
+
+/// A stream of a device: work that runs in the order in which it was submitted. Cloning gives another handle.
+#[derive(Clone)]
+pub struct Stream {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    device: Device,
+    raw: CUstream,
+    owner: Owner,
+}
+
+enum Owner {
+    /// This value, which destroys it.
+    Own,
+    /// The device, which destroys it once nobody holds the device.
+    Device,
+    /// Somebody else, for as long as this is held.
+    Other(#[allow(dead_code, reason = "held, not read")] Box<dyn Any + Send + Sync>),
+}
+
+// SAFETY: streams may be used from any thread (CUDA driver API: its functions are thread-safe).
+unsafe impl Send for Inner {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Inner {}
+
+impl Stream {
+    /// Makes a stream that does not wait for the default stream, nor that for it.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn new(device: &Device) -> Result<Self, CudaError> {
+        let raw = device.create_stream()?;
+        Ok(Self::of(device, raw, Owner::Own))
+    }
+
+    /// Wraps a stream that somebody else has made, such as the one that a framework submits its kernels to. `keep` is
+    /// whatever keeps it from being destroyed.
+    ///
+    /// # Errors
+    /// [`CudaError::DefaultStream`] for a default stream, which is another one in each context or thread.
+    ///
+    /// # Safety
+    /// `raw` is a `CUstream` of the primary context of `device`, and is not destroyed while `keep` is held.
+    pub unsafe fn from_raw(
+        device: &Device,
+        raw: *mut c_void,
+        keep: impl Any + Send + Sync,
+    ) -> Result<Self, CudaError> {
+        if raw.addr() <= DEFAULT_STREAMS_MAX {
+            return Err(CudaError::DefaultStream);
+        }
+        Ok(Self::of(device, raw.cast(), Owner::Other(Box::new(keep))))
+    }
+
+    /// The calling thread's own stream for one use.
+    pub(crate) fn side(device: &Device, side: Side) -> Result<Self, CudaError> {
+        let raw = device.side_stream(side)?;
+        Ok(Self::of(device, raw, Owner::Device))
+    }
+
+    fn of(device: &Device, raw: CUstream, owner: Owner) -> Self {
+        let device = device.clone();
+        Self {
+            inner: Arc::new(Inner { device, raw, owner }),
+        }
+    }
+
+    /// Its device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The handle, a `CUstream`, to submit work with. Work submitted through it is known to nobody here: lend the
+    /// memory that it touches, on this stream.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut c_void {
+        self.inner.raw.cast()
+    }
+
+    pub(crate) fn raw(&self) -> CUstream {
+        self.inner.raw
+    }
+
+    /// Has everything that is submitted here from now on wait for what was submitted to `other` before.
+    ///
+    /// # Errors
+    /// [`CudaError::OtherDevice`], or [`CudaError::Driver`]; then it does not wait.
+    pub fn wait_for(&self, other: &Self) -> Result<(), CudaError> {
+        self.device().check_same(other.device())?;
+        let mut event = Event::take(self.device())?;
+        event.record(other)?;
+        let _current = self.device().enter()?;
+        // SAFETY: both are live. The driver keeps what it needs of the event if that is destroyed before it is passed.
+        unsafe {
+            call!(
+                self.device().functions(),
+                cuStreamWaitEvent(self.raw(), event.raw, 0)
+            )
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("device", &self.device().ordinal())
+            .field("raw", &self.as_raw())
+            .finish()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !matches!(self.owner, Owner::Own) {
+            return;
+        }
+        let destroyed = self.device.enter().and_then(|_current| {
+            // SAFETY: made by `Stream::new`, destroyed once. The driver ends what is queued first.
+            unsafe { call!(self.device.functions(), cuStreamDestroy_v2(self.raw)) }
+        });
+        destroyed.unwrap_or_else(|error| self.device.note_lost("stream", 0, &error));
+    }
+}
+
+impl Mark for Event {
+    fn poll(&mut self) -> Result<bool, CudaError> {
+        Self::poll(self)
+    }
+}
+
+/// A point in a stream. Used again once it was passed, else destroyed.
+pub(crate) struct Event {
+    device: Device,
+    raw: CUevent,
+    /// Where it was recorded, until it is seen to be passed: that stream must not go before.
+    pending: Option<Stream>,
+}
+
+// SAFETY: events may be used from any thread (CUDA driver API: its functions are thread-safe).
+unsafe impl Send for Event {}
+
+impl Event {
+    /// One that was used before, or a new one.
+    pub(crate) fn take(device: &Device) -> Result<Self, CudaError> {
+        let raw = match device.take_event() {
+            Some(raw) => raw,
+            None => {
+                let _current = device.enter()?;
+                let mut raw = core::ptr::null_mut();
+                // SAFETY: `raw` takes the answer; a context is current.
+                unsafe {
+                    call!(
+                        device.functions(),
+                        cuEventCreate(&mut raw, EVENT_DISABLE_TIMING)
+                    )?;
+                }
+                raw
+            }
+        };
+        Ok(Self {
+            device: device.clone(),
+            raw,
+            pending: None,
+        })
+    }
+
+    /// Records it behind everything that was submitted to the stream so far.
+    pub(crate) fn record(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        if is_left_out(Twin::RecordEvent) {
+            return Ok(());
+        }
+        let _current = self.device.enter()?;
+        // SAFETY: both are live, and of one device: its callers have checked that.
+        unsafe {
+            call!(
+                self.device.functions(),
+                cuEventRecord(self.raw, stream.raw())
+            )?
+        };
+        self.pending = Some(stream.clone());
+        Ok(())
+    }
+
+    /// Whether the stream has passed it.
+    pub(crate) fn poll(&mut self) -> Result<bool, CudaError> {
+        let _current = self.device.enter()?;
+        let functions = self.device.functions();
+        // SAFETY: it is live.
+        let code = unsafe { (functions.table.cuEventQuery)(self.raw) };
+        if code == NOT_READY {
+            return Ok(false);
+        }
+        functions.check("cuEventQuery", code)?;
+        self.pending = None;
+        Ok(true)
+    }
+
+    /// Waits until the stream has passed it, at most until `deadline`. Says whether it has.
+    ///
+    /// The driver has no wait with a limit, so this asks again and again.
+    pub(crate) fn wait(&mut self, deadline: Instant) -> Result<bool, CudaError> {
+        let mut backoff = Backoff::default();
+        loop {
+            if self.poll()? {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            backoff.pause();
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let leftover = match self.pending {
+            None => self.device.keep_event(self.raw),
+            Some(_) => Some(self.raw),
+        };
+        let Some(raw) = leftover else {
+            return;
+        };
+        let destroyed = self.device.enter().and_then(|_current| {
+            // SAFETY: made by `take` and nobody else's. The driver keeps what it needs until the event is passed.
+            unsafe { call!(self.device.functions(), cuEventDestroy_v2(raw)) }
+        });
+        destroyed.unwrap_or_else(|error| self.device.note_lost("event", 0, &error));
+    }
+}
+
+/// Pauses between two looks at the device: short at first, so that what ends soon is seen soon.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff {
+    pauses: u32,
+}
+
+impl Backoff {
+    /// Looks that only let other threads run: about what a copy of a staging buffer takes.
+    const YIELDS: u32 = 64;
+    const PAUSE: Duration = Duration::from_micros(50);
+
+    pub(crate) fn pause(&mut self) {
+        self.pauses = self.pauses.saturating_add(1);
+        if self.pauses <= Self::YIELDS {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Self::PAUSE);
+        }
+    }
+}

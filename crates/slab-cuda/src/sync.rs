@@ -1,0 +1,14 @@
+//! The lock of the book of streams, chosen once: the standard library's, or loom's where the models of the crate
+//! `slab-loom` explore interleavings (`--cfg slab_loom`).
+
+use std::sync::PoisonError;
+
+#[cfg(slab_loom)]
+pub(crate) use loom::sync::{Mutex, MutexGuard};
+#[cfg(not(slab_loom))]
+pub(crate) use std::sync::{Mutex, MutexGuard};
+
+/// Nothing panics under these locks but a program's own destructors, and what they guard is consistent at every step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,219 @@
+//! Loading the driver, with what can be wrong about it, and what a device says of itself.
+
+mod fake;
+
+use std::path::Path;
+use std::process::Command;
+
+use fake::{Fake, library_path};
+use slab_cuda::{CudaError, DeviceSlab, Driver, Unavailable};
+
+/// Set for the process that only loads the driver.
+const CHILD: &str = "SLAB_CUDA_TEST_CHILD";
+/// The test that does so then.
+const CHILD_TEST: &str = "the_driver_is_found_by_the_name_that_cudarc_looks_for";
+
+/// What a process of its own says that finds `library` as libcuda.so, or nothing of the kind.
+fn load_with(library: Option<&Path>, variables: &[(&str, &str)]) -> String {
+    let name = std::thread::current().name().unwrap_or("none").to_owned();
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("driver-{name}"));
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).unwrap();
+    if let Some(library) = library {
+        std::os::unix::fs::symlink(library, dir.join("libcuda.so")).unwrap();
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", CHILD_TEST, "--nocapture"])
+        .env("LD_LIBRARY_PATH", &dir)
+        .env(CHILD, "1")
+        .envs(variables.iter().copied())
+        .output()
+        .expect("this program starts again");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let line = said.lines().find_map(|line| line.split_once("loaded: "));
+    line.expect("the process says how it went").1.to_owned()
+}
+
+/// What the process that [`load_with`] starts does.
+fn load_and_say_so() {
+    let text = match Driver::load() {
+        Ok(driver) => format!("version {} from {}", driver.version(), driver.library()),
+        Err(CudaError::Unavailable(why)) => {
+            let kind = match why {
+                Unavailable::NoLibrary { .. } => "no library",
+                Unavailable::MissingSymbol { .. } => "missing symbol",
+                Unavailable::InitFailed { .. } => "init failed",
+                Unavailable::TooOld { .. } => "too old",
+                _ => "other",
+            };
+            format!("{kind}: {why}")
+        }
+        Err(other) => format!("unexpected: {other}"),
+    };
+    println!("loaded: {text}");
+}
+
+#[test]
+fn the_driver_is_found_by_the_name_that_cudarc_looks_for() {
+    if std::env::var_os(CHILD).is_some() {
+        return load_and_say_so();
+    }
+    assert_eq!(
+        load_with(Some(&library_path()), &[]),
+        "version 13000 from libcuda.so"
+    );
+}
+
+#[test]
+fn without_a_library_the_error_says_so_and_what_to_do() {
+    let said = load_with(None, &[]);
+    // A machine with a driver has one even so, which then has to start or say why it does not.
+    if !said.starts_with("no library: ") {
+        assert!(
+            said.starts_with("version ") || said.starts_with("init failed: "),
+            "{said}"
+        );
+        return;
+    }
+    assert!(said.contains("libcuda.so cannot be loaded"), "{said}");
+    assert!(said.contains("install the NVIDIA driver"), "{said}");
+}
+
+#[test]
+fn a_library_without_the_functions_is_told_by_the_first_that_it_lacks() {
+    // Any library will do: the C library is one that is there.
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let libc = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .find(|path| path.contains("/libc.so") || path.contains("/libc-"))
+        .expect("the process has a C library");
+    let said = load_with(Some(Path::new(libc)), &[]);
+    assert_eq!(
+        said,
+        "missing symbol: libcuda.so lacks cuInit: it is not a CUDA driver, or too old a one; take its folder \
+         from LD_LIBRARY_PATH, or update the driver"
+    );
+}
+
+#[test]
+fn a_file_that_is_no_library_counts_as_none() {
+    let said = load_with(Some(Path::new(file!())), &[]);
+    assert!(
+        said.starts_with("no library: ") || !said.contains("from libcuda.so "),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_driver_that_does_not_start_is_told_by_the_drivers_code() {
+    for (code, name) in [
+        ("999", "CUDA_ERROR_UNKNOWN (999)"),
+        ("100", "CUDA_ERROR_NO_DEVICE (100)"),
+        // The toolkit's stub.
+        ("34", "CUDA_ERROR_STUB_LIBRARY (34)"),
+        // One that this driver has no name for, and that no list of ours knows.
+        ("4711", "unknown code (4711)"),
+    ] {
+        let said = load_with(Some(&library_path()), &[("CUDA_FAKE_INIT", code)]);
+        assert_eq!(
+            said,
+            format!("init failed: libcuda.so does not start: {name}")
+        );
+    }
+}
+
+#[test]
+fn a_driver_that_is_too_old_is_told_by_its_version() {
+    let old = [("CUDA_FAKE_DRIVER_VERSION", "11030")];
+    assert_eq!(
+        load_with(Some(&library_path()), &old),
+        "too old: libcuda.so supports CUDA 11.3, at least 11.4 is needed; update the driver"
+    );
+    let oldest = [("CUDA_FAKE_DRIVER_VERSION", "11040")];
+    assert_eq!(
+        load_with(Some(&library_path()), &oldest),
+        "version 11040 from libcuda.so"
+    );
+}
+
+#[test]
+fn devices_are_listed_and_those_that_are_not_there_refused() {
+    let fake = Fake::manual();
+    let driver = fake.driver();
+    let devices = driver.devices().unwrap();
+    assert_eq!(devices.len(), 2);
+    assert_eq!(devices[1].ordinal, 1);
+    assert_eq!(devices[1].name, "fake device 1");
+    assert_eq!(devices[1].memory_bytes, 1 << 30);
+    let error = driver.device(2).unwrap_err();
+    assert_eq!(
+        error,
+        CudaError::NoSuchDevice {
+            ordinal: 2,
+            count: 2
+        }
+    );
+    assert_eq!(
+        error.to_string(),
+        "there is no device 2, the driver knows 2"
+    );
+    assert_eq!(driver.device(1).unwrap().location(), "cuda:1");
+}
+
+#[test]
+fn memory_in_use_is_what_was_allocated() {
+    let fake = Fake::manual();
+    let device = fake.device();
+    let before = device.memory_use().unwrap();
+    let slab = DeviceSlab::new(&device, 1 << 20).unwrap();
+    let after = device.memory_use().unwrap();
+    assert_eq!(after.total_bytes, before.total_bytes);
+    assert_eq!(before.free_bytes - after.free_bytes, 1 << 20);
+    drop(slab);
+    assert_eq!(device.memory_use().unwrap(), before);
+}
+
+#[test]
+fn errors_of_the_driver_carry_the_call_and_its_name() {
+    let fake = Fake::manual();
+    let driver = fake.driver();
+    fake.inject(c"cuDeviceGetCount", 1, 999);
+    let error = driver.devices().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "cuDeviceGetCount failed: CUDA_ERROR_UNKNOWN (999)"
+    );
+    // A code of a later driver is a number like any other.
+    fake.inject(c"cuDevicePrimaryCtxRetain", 1, 1_000_000);
+    let CudaError::Driver { call, code } = driver.device(0).unwrap_err() else {
+        panic!("the driver refused");
+    };
+    assert_eq!(
+        (call, code.number()),
+        ("cuDevicePrimaryCtxRetain", 1_000_000)
+    );
+    assert_eq!(code.name(), "unknown code");
+}
+
+#[test]
+fn batched_copies_are_there_from_the_version_that_has_them() {
+    let fake = Fake::manual();
+    for (version, has) in [
+        (12_070, false),
+        (12_080, true),
+        (12_090, true),
+        (13_000, true),
+    ] {
+        fake.set_version(version);
+        assert_eq!(fake.driver().has_batched_copies(), has, "{version}");
+    }
+    // A driver that does not answer goes without.
+    fake.inject(c"cuGetProcAddress_v2", 1, 801);
+    assert!(!fake.driver().has_batched_copies());
+}
