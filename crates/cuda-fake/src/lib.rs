@@ -7,7 +7,7 @@
 //! host memory that the driver does not know, a handle used after it was destroyed.
 //!
 //! The functions of the driver are in [`abi`], those by which a test is in control in [`control`]; both lock the one
-//! [`World`](world). A test takes the latter from the loaded library by their names.
+//! world. A test takes the latter from the loaded library by their names.
 //!
 //! Environment, read when the library is first called: `CUDA_FAKE_INIT` (the code that `cuInit` answers, 0 by default),
 //! `CUDA_FAKE_DRIVER_VERSION` (13000 by default; `cuMemcpyBatchAsync` is there from 12080, its second form from 13000)
