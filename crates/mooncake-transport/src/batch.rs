@@ -74,7 +74,12 @@ pub enum Reason {
         /// The eight bytes as a little-endian number.
         word: u64,
     },
-    /// The peer closed or reset the connection before the request was done.
+    /// The peer sent a byte before it was asked for one, in version 1 of the protocol, so that nothing that it
+    /// sends can be told from an answer.
+    #[error("the peer sent a byte that nobody had asked for")]
+    Unasked,
+    /// The peer closed or reset the connection before the request was done. In version 1 of the protocol it
+    /// refuses a range in this way, too.
     #[error("the peer closed the connection")]
     Closed,
     /// The connection failed in another way.

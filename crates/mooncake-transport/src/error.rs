@@ -186,12 +186,6 @@ pub enum EngineError {
         /// What is wrong with it.
         source: DescriptorError,
     },
-    /// The peer only serves version 1 of the data protocol, in which writes are not acknowledged.
-    #[error("{peer} does not acknowledge writes (data protocol version 1)")]
-    ProtocolVersion {
-        /// The peer.
-        peer: String,
-    },
     /// A batch has more tasks than are accepted at once: split it.
     #[error("a batch of {count} tasks is more than the {max} accepted")]
     TooManyTasks {

@@ -1,5 +1,8 @@
-//! The native engine over TCP: initiator and target, protocol version 2, descriptors exchanged
-//! peer to peer.
+//! The native engine over TCP: initiator and target, descriptors exchanged peer to peer.
+//!
+//! Peers that offer version 2 of the data protocol are spoken to in that, others in version 1. A write is
+//! applied in either once the peer has stored it: version 2 says so, in version 1 the answer to a read
+//! of one byte, sent behind the write on the same connection, does.
 //!
 //! One thread drives every connection. Memory is read and written by the kernel in place.
 

@@ -695,14 +695,6 @@ fn unusable_descriptors_are_typed_errors() {
             "{text}: {error:?}"
         );
     }
-    let mut old = peer.descriptor();
-    old.version = DataVersion::V1;
-    let error = open_with(metadata(&old.encode()));
-    assert!(
-        matches!(error, EngineError::ProtocolVersion { .. }),
-        "{error:?}"
-    );
-
     let control = |error: EngineError| match error {
         EngineError::Control { source, .. } => source,
         other => panic!("{other:?}"),

@@ -2,6 +2,10 @@
 //!
 //! Status bytes are read while the payload is still being sent, so that a rejection ends the
 //! request at once. The machine sees header and status bytes; payload it only counts.
+//!
+//! Version 1 answers a read with nothing but its bytes, and a write not at all. So a read of one byte follows
+//! each write on the same connection: targets serve one request after the other, and the byte says that all
+//! of the write has been stored.
 
 use std::io;
 
@@ -25,7 +29,7 @@ pub(super) struct Outcome {
 pub(super) enum Overdue {
     /// No byte moved.
     Progress { timeout_ms: u64 },
-    /// Everything was sent and no status came.
+    /// Everything was sent and no answer came.
     Status { timeout_ms: u64 },
     /// Bytes moved, and too few.
     Total { timeout_ms: u64 },
@@ -34,13 +38,18 @@ pub(super) enum Overdue {
 #[derive(Debug)]
 pub(super) struct Exchange {
     op: Op,
+    version: DataVersion,
     size: u64,
     header: [u8; HEADER_LEN],
-    /// Bytes of header and payload sent.
+    /// What follows the payload of a write in version 1: the read of one byte.
+    barrier: Option<[u8; HEADER_LEN]>,
+    /// Bytes of header, payload and barrier sent.
     sent: u64,
     status: [u8; STATUS_LEN],
     status_have: usize,
-    /// A complete status said that the request is or will be served.
+    /// How many bytes of status there are: a frame, the byte of the barrier, or none.
+    status_len: usize,
+    /// A complete status said that the request is or will be served, or there is none.
     accepted: bool,
     /// Bytes of payload received.
     received: u64,
@@ -50,30 +59,51 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    pub(super) fn new(op: Op, address: u64, size: u64) -> Self {
-        let header = Header {
-            size,
-            address,
-            op,
-            version: DataVersion::V2,
-        }
-        .encode();
+    /// Starts a request of at least one byte.
+    pub(super) fn new(op: Op, version: DataVersion, address: u64, size: u64) -> Self {
+        let request = |op, size| {
+            Header {
+                size,
+                address,
+                op,
+                version,
+            }
+            .encode()
+        };
+        let is_v1 = version < DataVersion::V2;
+        let status_len = match (is_v1, op) {
+            (false, _) => STATUS_LEN,
+            (true, Op::Write) => 1,
+            (true, Op::Read) => 0,
+        };
         Self {
             op,
+            version,
             size,
-            header,
+            header: request(op, size),
+            // A byte of what is written: no other is known to be one that can be read.
+            barrier: (is_v1 && op == Op::Write).then(|| request(Op::Read, 1)),
             sent: 0,
             status: [0; STATUS_LEN],
             status_have: 0,
-            accepted: false,
+            status_len,
+            accepted: status_len == 0,
             received: 0,
             broken: None,
             outcome: None,
         }
     }
 
+    /// Bytes of header and payload.
+    fn request_len(&self) -> u64 {
+        let payload = if self.op == Op::Write { self.size } else { 0 };
+        // No range of memory comes close to the end of what can be counted.
+        (HEADER_LEN as u64).saturating_add(payload)
+    }
+
     fn send_total(&self) -> u64 {
-        HEADER_LEN as u64 + if self.op == Op::Write { self.size } else { 0 }
+        let barrier = self.barrier.map_or(0, |barrier| barrier.len() as u64);
+        self.request_len().saturating_add(barrier)
     }
 
     /// Returns the header bytes to send now and how much payload follows them, if anything is left.
@@ -81,10 +111,13 @@ impl Exchange {
         if self.outcome.is_some() || self.broken.is_some() || self.sent == self.send_total() {
             return None;
         }
-        let head = &self.header[usize::try_from(self.sent)
-            .unwrap_or(HEADER_LEN)
-            .min(HEADER_LEN)..];
-        Some((head, self.send_total() - self.sent - head.len() as u64))
+        let request_len = self.request_len();
+        if self.sent < request_len {
+            let head = rest(&self.header, self.sent);
+            return Some((head, request_len - self.sent - head.len() as u64));
+        }
+        let barrier = self.barrier.as_ref()?;
+        Some((rest(barrier, self.sent - request_len), 0))
     }
 
     /// Returns how many status bytes and how much payload are missing, in this order.
@@ -94,13 +127,17 @@ impl Exchange {
         } else {
             0
         };
-        let status = STATUS_LEN - self.status_have;
+        let status = self.status_len - self.status_have;
         (self.outcome.is_none() && (status > 0 || payload > 0)).then_some((status, payload))
     }
 
-    /// Says whether only the peer's status is missing.
+    /// Says whether everything was sent and the peer has not begun to answer.
     pub(super) fn awaits_status(&self) -> bool {
-        self.sent == self.send_total() && !self.accepted
+        let is_answered = match self.status_len {
+            0 => self.received > 0,
+            _ => self.accepted,
+        };
+        self.sent == self.send_total() && !is_answered
     }
 
     /// Says whether sending has failed and only the peer's reason is of interest.
@@ -110,7 +147,7 @@ impl Exchange {
 
     /// Says whether the peer has sent anything.
     pub(super) fn has_heard(&self) -> bool {
-        self.status_have > 0
+        self.status_have > 0 || self.received > 0
     }
 
     pub(super) fn outcome(&self) -> Option<&Outcome> {
@@ -132,7 +169,15 @@ impl Exchange {
         self.status[self.status_have..self.status_have + status.len()].copy_from_slice(status);
         self.status_have += status.len();
         self.received += payload;
-        if self.status_have == STATUS_LEN && !self.accepted {
+        if self.status_have == self.status_len && !self.accepted {
+            if self.version < DataVersion::V2 {
+                // The byte itself may be another by now. Before it was asked for it is no answer.
+                if self.sent < self.send_total() {
+                    return self.end(Remote::Unknown(Reason::Unasked));
+                }
+                self.accepted = true;
+                return self.finish_if_done();
+            }
             match Status::decode(self.status) {
                 Ok(Status::Ok) => self.accepted = true,
                 // Said before anything is stored, and the peer closes then.
@@ -174,7 +219,7 @@ impl Exchange {
         Outcome {
             remote: Remote::Ended(Reason::Closed),
             reusable: false,
-            unanswered: self.status_have == 0,
+            unanswered: !self.has_heard(),
         }
     }
 
@@ -218,7 +263,7 @@ impl Exchange {
     /// Ends with the failure of sending, if that came first, else with `outcome`.
     fn end_or_broken(&mut self, outcome: Outcome) {
         let mut outcome = self.broken.take().unwrap_or(outcome);
-        outcome.unanswered &= self.status_have == 0;
+        outcome.unanswered &= !self.has_heard();
         self.outcome.get_or_insert(outcome);
     }
 
@@ -257,6 +302,11 @@ impl Exchange {
     }
 }
 
+/// What is left of `bytes` after `sent` of them.
+fn rest(bytes: &[u8; HEADER_LEN], sent: u64) -> &[u8] {
+    &bytes[usize::try_from(sent).unwrap_or(HEADER_LEN).min(HEADER_LEN)..]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,7 +314,11 @@ mod tests {
     const SIZE: u64 = 10;
 
     fn exchange(op: Op) -> Exchange {
-        Exchange::new(op, 64, SIZE)
+        Exchange::new(op, DataVersion::V2, 64, SIZE)
+    }
+
+    fn old_exchange(op: Op) -> Exchange {
+        Exchange::new(op, DataVersion::V1, 64, SIZE)
     }
 
     fn send_all(exchange: &mut Exchange) {
@@ -281,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_write_sends_header_and_payload_split_anywhere() {
-        let mut expected = Exchange::new(Op::Write, 64, SIZE).header.to_vec();
+        let mut expected = exchange(Op::Write).header.to_vec();
         expected.extend_from_slice(b"PPPPPPPPPP");
         for step in 1..=expected.len() as u64 {
             let mut exchange = exchange(Op::Write);
@@ -450,13 +504,101 @@ mod tests {
         assert!(matches!(remote, Remote::Unknown(Reason::Connection { .. })) && !unanswered);
     }
 
+    // row: W7.3e
+    #[test]
+    fn a_version_1_write_is_followed_by_a_read_of_one_byte_split_anywhere() {
+        let request = |op, size| {
+            Header {
+                size,
+                address: 64,
+                op,
+                version: DataVersion::V1,
+            }
+            .encode()
+        };
+        let mut expected = request(Op::Write, SIZE).to_vec();
+        expected.extend_from_slice(b"PPPPPPPPPP");
+        expected.extend_from_slice(&request(Op::Read, 1));
+        for step in 1..=expected.len() as u64 {
+            let mut exchange = old_exchange(Op::Write);
+            let mut bytes = Vec::new();
+            while let Some((head, payload)) = exchange.sending() {
+                assert!(!exchange.awaits_status());
+                let count = step.min(head.len() as u64 + payload);
+                let of_head = (count as usize).min(head.len());
+                bytes.extend_from_slice(&head[..of_head]);
+                bytes.extend(std::iter::repeat_n(b'P', count as usize - of_head));
+                exchange.handle_sent(count);
+            }
+            assert_eq!(bytes, expected);
+            assert!(exchange.awaits_status() && exchange.outcome().is_none());
+            assert_eq!(exchange.receiving(), Some((1, 0)));
+            // Whatever the byte is: whoever owns the memory may have changed it.
+            exchange.handle_received(b"x", 0);
+            assert_eq!(outcome(&exchange), (Remote::Applied, true, false));
+        }
+    }
+
+    // row: W7.3e
+    #[test]
+    fn a_version_1_write_is_not_applied_before_its_barrier_is_answered() {
+        let mut exchange = old_exchange(Op::Write);
+        send_all(&mut exchange);
+        exchange.handle_overdue(Overdue::Status { timeout_ms: 30 });
+        assert_eq!(
+            outcome(&exchange),
+            (
+                Remote::Unknown(Reason::NoStatus { timeout_ms: 30 }),
+                false,
+                false
+            )
+        );
+        let mut exchange = old_exchange(Op::Write);
+        send_all(&mut exchange);
+        exchange.handle_eof();
+        assert_eq!(
+            outcome(&exchange),
+            (Remote::Ended(Reason::Closed), false, true)
+        );
+        // A byte that nobody asked for says nothing.
+        for sent in [24, 24 + SIZE, 24 + SIZE + 23] {
+            let mut exchange = old_exchange(Op::Write);
+            exchange.handle_sent(sent);
+            exchange.handle_received(b"x", 0);
+            assert_eq!(
+                outcome(&exchange),
+                (Remote::Unknown(Reason::Unasked), false, false)
+            );
+        }
+    }
+
+    // row: W7.3e
+    #[test]
+    fn a_version_1_read_takes_its_bytes_and_no_status() {
+        let mut exchange = old_exchange(Op::Read);
+        assert_eq!(exchange.receiving(), Some((0, SIZE)));
+        send_all(&mut exchange);
+        assert!(exchange.awaits_status());
+        exchange.handle_received(&[], 4);
+        assert!(!exchange.awaits_status() && exchange.outcome().is_none());
+        let mut cut = old_exchange(Op::Read);
+        send_all(&mut cut);
+        cut.handle_received(&[], 4);
+        cut.handle_eof();
+        assert_eq!(outcome(&cut), (Remote::Ended(Reason::Closed), false, false));
+        exchange.handle_received(&[], SIZE - 4);
+        assert_eq!(outcome(&exchange), (Remote::Applied, true, false));
+    }
+
     proptest::proptest! {
         #[test]
         fn property_every_order_of_events_settles_once_and_never_wants_more_than_is_missing(
             write: bool,
+            old: bool,
             events in proptest::collection::vec((0..7u8, 1..40u64, proptest::prelude::any::<u8>()), 0..40),
         ) {
-            let mut exchange = exchange(if write { Op::Write } else { Op::Read });
+            let op = if write { Op::Write } else { Op::Read };
+            let mut exchange = if old { old_exchange(op) } else { exchange(op) };
             let ok = Status::Ok.encode();
             let mut first: Option<Outcome> = None;
             for (event, count, byte) in events {
@@ -465,6 +607,7 @@ mod tests {
                         if let Some((head, payload)) = exchange.sending() {
                             let max = head.len() as u64 + payload;
                             proptest::prop_assert!((1..=24 + SIZE).contains(&max));
+                            proptest::prop_assert!(exchange.sent + max <= exchange.send_total());
                             exchange.handle_sent(count.min(max));
                         }
                     }
@@ -472,7 +615,7 @@ mod tests {
                         if let Some((status, payload)) = exchange.receiving() {
                             proptest::prop_assert!(status as u64 + payload > 0);
                             let of_status = status.min(count as usize);
-                            let have = STATUS_LEN - status;
+                            let have = exchange.status_have;
                             let mut bytes = ok[have..have + of_status].to_vec();
                             if byte < 8 {
                                 bytes.iter_mut().for_each(|b| *b ^= byte);
@@ -496,7 +639,8 @@ mod tests {
                 proptest::prop_assert_eq!(outcome.reusable, outcome.remote == Remote::Applied);
                 if outcome.reusable {
                     proptest::prop_assert_eq!(exchange.sent, exchange.send_total());
-                    proptest::prop_assert_eq!(exchange.status, ok);
+                    proptest::prop_assert!(old || exchange.status == ok);
+                    proptest::prop_assert_eq!(exchange.status_have, exchange.status_len);
                     proptest::prop_assert!(write || exchange.received == SIZE);
                 }
                 proptest::prop_assert!(exchange.sending().is_none() && exchange.receiving().is_none());

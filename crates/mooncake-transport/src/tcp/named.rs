@@ -14,7 +14,6 @@ use crate::wire::JsonError;
 use crate::wire::control::{
     FrameError, FrameKind, Notice, PEER_FRAME_BYTES_MAX, PROBE_REQUEST, check_json,
 };
-use crate::wire::data::DataVersion;
 use crate::wire::descriptor::{Descriptor, DescriptorError};
 
 impl TcpEngine {
@@ -58,16 +57,10 @@ impl TcpEngine {
         name: &str,
         text: &[u8],
     ) -> Result<Descriptor, EngineError> {
-        let peer = || name.to_owned();
-        let descriptor =
-            Descriptor::decode_without_buffers(text).map_err(|source| EngineError::Descriptor {
-                peer: peer(),
-                source,
-            })?;
-        if descriptor.version < DataVersion::V2 {
-            return Err(EngineError::ProtocolVersion { peer: peer() });
-        }
-        Ok(descriptor)
+        Descriptor::decode_without_buffers(text).map_err(|source| EngineError::Descriptor {
+            peer: name.to_owned(),
+            source,
+        })
     }
 
     /// Opens the peer that a store says is there, or leads its open segment there.
@@ -119,6 +112,7 @@ impl TcpEngine {
             host: data_host,
             port,
             addresses,
+            version: descriptor.version,
         };
         if let Some(segment) = known {
             if let Some(handle) = segment.peer::<PeerHandle>()

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use super::shared::{Command, Shared};
 use crate::batch::Reason;
+use crate::wire::data::DataVersion;
 use crate::wire::descriptor::Descriptor;
 use crate::wire::name::is_wildcard;
 
@@ -19,6 +20,8 @@ pub(super) struct Endpoint {
     pub(super) port: u16,
     /// Addresses of the host, to be tried in turn; never empty.
     pub(super) addresses: Vec<SocketAddr>,
+    /// What the peer speaks there.
+    pub(super) version: DataVersion,
 }
 
 /// Where a peer is, as far as is known.
@@ -75,12 +78,13 @@ impl PeerLink {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the addresses to connect lanes to, or why there are none.
-    pub(super) fn addresses(&self) -> Result<Vec<SocketAddr>, Reason> {
+    /// Returns the addresses to connect lanes to and what is spoken there, or why there are none.
+    pub(super) fn addresses(&self) -> Result<(Vec<SocketAddr>, DataVersion), Reason> {
         let place = self.place();
+        let endpoint = &place.endpoint;
         match &place.stale {
             Some(Stale::Elsewhere(reason)) => Err(reason.clone()),
-            Some(Stale::Unread) | None => Ok(place.endpoint.addresses.clone()),
+            Some(Stale::Unread) | None => Ok((endpoint.addresses.clone(), endpoint.version)),
         }
     }
 
@@ -106,13 +110,15 @@ impl PeerLink {
     }
 
     /// Takes over where a new descriptor says the data listener is, without resolving names.
-    /// Returns whether it has moved.
+    /// Returns whether it has moved, or speaks another version.
     pub(super) fn update(&self, descriptor: &Descriptor) -> Result<bool, Reason> {
         let mut place = self.place();
         let endpoint = &place.endpoint;
         let data_host = dialable(descriptor.data_host.clone());
         let port = descriptor.data_port;
-        if endpoint.host == data_host && endpoint.port == port {
+        let version = descriptor.version;
+        let is_there = endpoint.host == data_host && endpoint.port == port;
+        if is_there && endpoint.version == version {
             place.stale = None;
             return Ok(false);
         }
@@ -133,6 +139,7 @@ impl PeerLink {
                 host: data_host,
                 port,
                 addresses,
+                version,
             },
             stale: None,
         };
@@ -190,6 +197,7 @@ mod tests {
             host: host.map(str::to_owned),
             port: 7,
             addresses: at_port(&control, 7),
+            version: DataVersion::V2,
         };
         PeerLink::new(0, "10.0.0.1:15000".into(), control, String::new(), endpoint)
     }
@@ -199,7 +207,7 @@ mod tests {
             name: String::new(),
             data_host: host.map(str::to_owned),
             data_port: port,
-            version: crate::wire::data::DataVersion::V2,
+            version: DataVersion::V2,
             buffers: Vec::new(),
             timestamp: String::new(),
         }
@@ -237,6 +245,7 @@ mod tests {
             host: Some("other".into()),
             port: 9,
             addresses: vec!["10.0.0.2:9".parse().unwrap()],
+            version: DataVersion::V2,
         };
         let elsewhere = Reason::Unresolved {
             host: "other".into(),
@@ -249,7 +258,10 @@ mod tests {
         peer.note_unread();
         assert!(peer.addresses().is_err());
         assert!(peer.replace(found.clone()));
-        assert_eq!(peer.addresses(), Ok(found.addresses.clone()));
+        assert_eq!(
+            peer.addresses(),
+            Ok((found.addresses.clone(), DataVersion::V2))
+        );
         assert!(!peer.is_stale() && !peer.replace(found));
         // It may also come back to where it was.
         assert!(peer.update(&descriptor(Some("third"), 9)).is_err());
@@ -258,6 +270,22 @@ mod tests {
         // A descriptor that was not read says nothing about the peer.
         peer.note_unread();
         assert!(peer.addresses().is_ok() && peer.is_stale());
+    }
+
+    // row: W7.3e
+    #[test]
+    fn a_peer_that_speaks_another_version_now_is_spoken_to_in_that() {
+        let peer = link(Some("worker"));
+        let mut older = descriptor(Some("worker"), 7);
+        older.version = DataVersion::V1;
+        for (descriptor, moved) in [(&older, true), (&older, false)] {
+            assert_eq!(peer.update(descriptor), Ok(moved));
+            let (addresses, version) = peer.addresses().unwrap();
+            assert_eq!(addresses, ["10.0.0.1:7".parse().unwrap()]);
+            assert_eq!(version, DataVersion::V1);
+        }
+        assert_eq!(peer.update(&descriptor(Some("worker"), 7)), Ok(true));
+        assert_eq!(peer.addresses().unwrap().1, DataVersion::V2);
     }
 
     // row: W5.2b

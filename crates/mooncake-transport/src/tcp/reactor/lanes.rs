@@ -36,6 +36,8 @@ pub(super) struct Lane {
     pub(super) peer: PeerId,
     /// Which of the peer's endpoints it leads to.
     pub(super) epoch: u32,
+    /// What is spoken there.
+    pub(super) version: DataVersion,
     /// Requests served.
     pub(super) served: u64,
     pub(super) state: LaneState,
@@ -141,8 +143,8 @@ impl Reactor {
             return;
         };
         let epoch = entry.queue.epoch;
-        let mut rest: VecDeque<SocketAddr> = match entry.link.addresses() {
-            Ok(addresses) => addresses.into(),
+        let (mut rest, version): (VecDeque<SocketAddr>, _) = match entry.link.addresses() {
+            Ok((addresses, version)) => (addresses.into(), version),
             Err(reason) => {
                 fail_all(entry.queue.handle_nowhere(), &reason);
                 return;
@@ -165,6 +167,7 @@ impl Reactor {
                         role: Role::Lane(Lane {
                             peer,
                             epoch,
+                            version,
                             served: 0,
                             state,
                         }),
@@ -228,8 +231,7 @@ impl Reactor {
         }
         let usable = result
             .ok()
-            .and_then(|text| Descriptor::decode_without_buffers(&text).ok())
-            .filter(|found| found.version >= DataVersion::V2);
+            .and_then(|text| Descriptor::decode_without_buffers(&text).ok());
         let moved = usable.map_or(Ok(false), |descriptor| entry.link.update(&descriptor));
         if moved == Ok(false) {
             if let Some((reason, jobs)) = entry.queue.handle_unmoved() {

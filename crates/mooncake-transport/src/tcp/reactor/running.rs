@@ -63,7 +63,7 @@ impl Reactor {
         };
         match local_side(&job, &self.bounces) {
             Ok(local) => {
-                let exchange = Exchange::new(job.op, job.remote, job.len());
+                let exchange = Exchange::new(job.op, lane.version, job.remote, job.len());
                 let timeouts = &self.shared.config.timeouts;
                 let now = Instant::now();
                 let ends_by = now.checked_add(timeouts.task_max(job.len()));
