@@ -60,7 +60,7 @@ pub use sender::{PipeSender, Tensor};
 
 use self::buffers::Buffers;
 use self::receiver::ReceiverParts;
-use self::socket::{Incoming, Outgoing};
+use self::socket::{Incoming, Monitors, Outgoing};
 use self::state::{SendLimits, SendMachine};
 use crate::engine::Engine;
 use crate::error::IoFailure;
@@ -142,7 +142,9 @@ impl Pipe {
         let received_registration = engine.register(received.slab().clone(), Access::Local)?;
 
         let context = zmq::Context::new();
-        let connect = |port, name| Incoming::connect(&context, &other.at(port), name, linger);
+        let monitors = Monitors::default();
+        let connect =
+            |port, name| Incoming::connect(&context, &other.at(port), name, linger, &monitors);
         let notices = Outgoing::bind(&context, address, own.notices, linger)?;
         let answers = Outgoing::bind(&context, address, own.answers, linger)?;
         let peer_is_new = Arc::new(AtomicBool::new(false));

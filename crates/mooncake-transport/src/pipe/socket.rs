@@ -5,6 +5,7 @@
 //! their monitor reports. A binding socket may have any number, which cannot be told apart.
 
 use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::{SocketReason, StartError};
@@ -56,8 +57,29 @@ pub(super) struct Outgoing(zmq::Socket);
 /// A socket that connects, and receives; with the monitor of its connection.
 pub(super) struct Incoming {
     socket: zmq::Socket,
-    monitor: zmq::Socket,
+    /// There until it is dropped.
+    monitor: Option<zmq::Socket>,
     link: Link,
+    monitors: Monitors,
+}
+
+/// The monitors of sockets that are closed, for both directions of a pipe: they live as long as either.
+///
+/// Closing a socket returns before the library has done it, and until then the library tells the monitor that
+/// the connection has ended. It waits for a monitor that is gone to come back, and its thread, which
+/// serves the other direction as well, waits with it.
+#[derive(Clone, Default)]
+pub(super) struct Monitors(Arc<Mutex<Vec<zmq::Socket>>>);
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        let mut kept = self
+            .monitors
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        kept.extend(self.monitor.take());
+    }
 }
 
 fn prepare(socket: &zmq::Socket, linger: Duration) -> Result<(), zmq::Error> {
@@ -105,12 +127,13 @@ impl Outgoing {
 }
 
 impl Incoming {
-    /// `name` tells the sockets of one context apart.
+    /// `name` tells the sockets of one context apart, `monitors` are those of the pipe.
     pub(super) fn connect(
         context: &zmq::Context,
         target: &str,
         name: &str,
         linger: Duration,
+        monitors: &Monitors,
     ) -> Result<Self, StartError> {
         let endpoint = format!("tcp://{target}");
         let make = || -> Result<Self, zmq::Error> {
@@ -128,12 +151,14 @@ impl Incoming {
             // (ZMQ_RECONNECT_IVL), of two short frames each. A connection that stays adds none.
             monitor.set_rcvhwm(0)?;
             monitor.connect(&told)?;
-            socket.connect(&endpoint)?;
-            Ok(Self {
+            let incoming = Self {
                 socket,
-                monitor,
+                monitor: Some(monitor),
                 link: Link::default(),
-            })
+                monitors: monitors.clone(),
+            };
+            incoming.socket.connect(&endpoint)?;
+            Ok(incoming)
         };
         make().map_err(|error| StartError::Socket {
             endpoint: endpoint.clone(),
@@ -170,10 +195,18 @@ impl Incoming {
         }
     }
 
+    fn monitor_item(&self) -> Option<zmq::PollItem<'_>> {
+        let monitor = self.monitor.as_ref()?;
+        Some(monitor.as_poll_item(zmq::POLLIN))
+    }
+
     /// Reads what the monitor has to say, and returns how the connection is.
     pub(super) fn link(&mut self) -> Result<Link, SocketReason> {
         loop {
-            let event = match self.monitor.recv_multipart(zmq::DONTWAIT) {
+            let Some(monitor) = &self.monitor else {
+                return Ok(self.link);
+            };
+            let event = match monitor.recv_multipart(zmq::DONTWAIT) {
                 Ok(frames) => frames,
                 Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => return Ok(self.link),
                 Err(error) => return Err(SocketReason::new(error)),
@@ -199,10 +232,8 @@ pub(super) fn wait(
     outgoing: Option<&Outgoing>,
     deadline: Instant,
 ) -> Result<(), SocketReason> {
-    let mut items = vec![
-        incoming.socket.as_poll_item(zmq::POLLIN),
-        incoming.monitor.as_poll_item(zmq::POLLIN),
-    ];
+    let mut items = vec![incoming.socket.as_poll_item(zmq::POLLIN)];
+    items.extend(incoming.monitor_item());
     items.extend(outgoing.map(|outgoing| outgoing.0.as_poll_item(zmq::POLLOUT)));
     poll(&mut items, deadline)
 }
@@ -213,10 +244,8 @@ pub(super) fn wait_to_send(
     outgoing: &Outgoing,
     deadline: Instant,
 ) -> Result<(), SocketReason> {
-    let mut items = [
-        incoming.monitor.as_poll_item(zmq::POLLIN),
-        outgoing.0.as_poll_item(zmq::POLLOUT),
-    ];
+    let mut items = vec![outgoing.0.as_poll_item(zmq::POLLOUT)];
+    items.extend(incoming.monitor_item());
     poll(&mut items, deadline)
 }
 
