@@ -461,6 +461,26 @@ fn read_frame(link: &Link, mut from: &TcpStream) -> io::Result<Vec<u8>> {
     }
 }
 
+/// Makes descriptors say that the data listener is at `data`, and that this version is spoken, if one is given.
+pub(crate) fn leads_to(data: SocketAddr, version: Option<u64>) -> Rewrite {
+    Arc::new(move |frame| {
+        if frame.get(8) != Some(&1) {
+            return frame;
+        }
+        let mut descriptor: Value = serde_json::from_slice(&frame[9..]).unwrap();
+        descriptor["tcp_data_host"] = data.ip().to_string().into();
+        descriptor["tcp_data_port"] = data.port().into();
+        if let Some(version) = version {
+            descriptor["tcp_proto_version"] = version.into();
+        }
+        let text = descriptor.to_string();
+        let mut frame = (text.len() as u64 + 1).to_le_bytes().to_vec();
+        frame.push(1);
+        frame.extend_from_slice(text.as_bytes());
+        frame
+    })
+}
+
 /// Proxies in front of both ports of an engine: whoever opens the proxy as a segment transfers through it.
 pub(crate) struct EngineProxy {
     pub(crate) control: Proxy,
@@ -478,22 +498,7 @@ impl EngineProxy {
     ) -> Self {
         let [control_profile, data_profile] = profiles;
         let data = Proxy::start(data, seed.wrapping_mul(2), data_profile);
-        let port = data.address().port();
-        let rewrite: Rewrite = Arc::new(move |frame| {
-            if frame.get(8) != Some(&1) {
-                return frame;
-            }
-            let mut descriptor: Value = serde_json::from_slice(&frame[9..]).unwrap();
-            descriptor["tcp_data_port"] = port.into();
-            if let Some(version) = version {
-                descriptor["tcp_proto_version"] = version.into();
-            }
-            let text = descriptor.to_string();
-            let mut frame = (text.len() as u64 + 1).to_le_bytes().to_vec();
-            frame.push(1);
-            frame.extend_from_slice(text.as_bytes());
-            frame
-        });
+        let rewrite = leads_to(data.address(), version);
         let bind = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         let seed = seed.wrapping_mul(2) + 1;
         Self {
