@@ -52,6 +52,18 @@ pub extern "C" fn fake_advance(stream: u64, count: u64) -> u64 {
     ran
 }
 
+/// Keeps a stream from running, whatever the schedule, or lets it go on.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_hold(stream: u64, held: u32) {
+    let mut world = lock();
+    if let Some(line) = world.lines.streams.get_mut(&stream) {
+        line.held = held != 0;
+    }
+    if world.schedule == Schedule::Immediate {
+        while world.advance_any() {}
+    }
+}
+
 /// Ends a stream with an error: what is queued never ends, its events answer with the code.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_fail_stream(stream: u64, code: u32) {

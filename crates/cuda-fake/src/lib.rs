@@ -10,8 +10,10 @@
 //! world. A test takes the latter from the loaded library by their names.
 //!
 //! Environment, read when the library is first called: `CUDA_FAKE_INIT` (the code that `cuInit` answers, 0 by default),
-//! `CUDA_FAKE_DRIVER_VERSION` (13000 by default; `cuMemcpyBatchAsync` is there from 12080, its second form from 13000)
-//! and `CUDA_FAKE_SCHEDULE` (`manual` by default, `immediate`, or a seed).
+//! `CUDA_FAKE_DRIVER_VERSION` (13000 by default; `cuMemcpyBatchAsync` is there from 12080, its second form from 13000),
+//! `CUDA_FAKE_SCHEDULE` (`manual` by default, `immediate`, or a seed), and for processes that no test is in control of
+//! `CUDA_FAKE_FAIL` (`symbol:nth:count:code`: that many calls of a function fail, from the nth on) and `CUDA_FAKE_SAY`
+//! (set to anything: misuse is written to standard error as it happens).
 
 pub mod abi;
 pub mod control;

@@ -58,6 +58,8 @@ pub(crate) struct Stream {
     pub(crate) destroyed: bool,
     /// The error that ended it: its work never runs, and never ends.
     pub(crate) failed: Option<u32>,
+    /// A test keeps it from running, whatever the schedule.
+    pub(crate) held: bool,
 }
 
 #[derive(Debug, Default)]
@@ -111,7 +113,7 @@ impl Streams {
     /// Takes the next piece of work of a stream that can run.
     pub(crate) fn next(&mut self, stream: u64) -> Option<Work> {
         let line = self.streams.get_mut(&stream)?;
-        if line.failed.is_some() {
+        if line.failed.is_some() || line.held {
             return None;
         }
         if let Some(Work::Wait { event, round }) = line.queue.front() {

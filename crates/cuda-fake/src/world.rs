@@ -76,6 +76,22 @@ struct Injection {
     code: u32,
 }
 
+impl Injection {
+    /// Reads `symbol:nth:count:code`.
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split(':');
+        let symbol = parts.next()?.to_owned();
+        let mut number = || parts.next()?.parse::<u64>().ok();
+        let (nth, count, code) = (number()?, number()?, number()?);
+        Some(Self {
+            symbol,
+            spare: nth.checked_sub(1)?,
+            count,
+            code: u32::try_from(code).ok()?,
+        })
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) initialised: bool,
@@ -91,6 +107,7 @@ pub(crate) struct World {
     injections: Vec<Injection>,
     pub(crate) injected: u64,
     pub(crate) misuse: Vec<String>,
+    says_misuse: bool,
     /// Recording an event does nothing, and says that it did.
     pub(crate) loses_records: bool,
     next_address: u64,
@@ -141,9 +158,13 @@ impl World {
             lines: Streams::default(),
             contexts: [0; DEVICES as usize],
             calls: HashMap::new(),
-            injections: Vec::new(),
+            injections: text("CUDA_FAKE_FAIL")
+                .and_then(|text| Injection::parse(&text))
+                .into_iter()
+                .collect(),
             injected: 0,
             misuse: Vec::new(),
+            says_misuse: text("CUDA_FAKE_SAY").is_some(),
             loses_records: false,
             next_address: DEVICE_BASE,
             next_handle: 0x1000,
@@ -202,6 +223,9 @@ impl World {
     }
 
     pub(crate) fn note(&mut self, misuse: String) {
+        if self.says_misuse {
+            eprintln!("misuse of the driver: {misuse}");
+        }
         self.misuse.push(misuse);
     }
 

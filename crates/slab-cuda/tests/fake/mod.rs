@@ -124,6 +124,12 @@ impl Fake {
         fake!(fake_advance(0 => u64, u64::MAX => u64) -> u64)
     }
 
+    /// Keeps a stream from running, whatever the schedule, or lets it go on.
+    pub(crate) fn hold(&self, stream: &Stream, held: bool) {
+        let handle = stream.as_raw().addr() as u64;
+        fake!(fake_hold(handle => u64, u32::from(held) => u32) -> ());
+    }
+
     pub(crate) fn fail_stream(&self, stream: &Stream, code: u32) {
         let handle = stream.as_raw().addr() as u64;
         fake!(fake_fail_stream(handle => u64, code => u32) -> ());
