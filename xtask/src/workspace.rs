@@ -166,4 +166,6 @@ pub(crate) const FEATURE_SETS: &[&[&str]] = &[
         "ffi",
     ],
     &["mooncake-transport", "--all-features"],
+    &["ec-connector", "--no-default-features"],
+    &["ec-connector", "--features", "cuda"],
 ];

@@ -2,6 +2,7 @@
 
 mod consume;
 mod demo;
+mod device;
 mod exit;
 mod generate;
 mod output;

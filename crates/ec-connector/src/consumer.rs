@@ -4,7 +4,10 @@
 //! owner takes what is ready as [`TakenItem`]s: while one exists its bytes stay where they are; once it is dropped
 //! the content is a resident that later pushes of the same content hit, and that makes room when room is needed.
 
+#[cfg(feature = "cuda")]
+mod device;
 mod item;
+mod memory;
 mod shard;
 
 use std::fmt;
@@ -15,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use mooncake_transport::{Access, Engine, EngineError, Registration};
 use slab_core::{Error as PoolError, Pool, PoolConfig, PoolId, SharedPool};
-use slab_memory::{HostSlab, Memory, SlabError};
+use slab_memory::{Memory, SlabError};
 
 use crate::control::{
     ControlAddress, ControlServer, PoolSnapshot, ServerConfig, ServerCounters, ServerError,
@@ -26,6 +29,7 @@ use crate::reservation::{
     ItemStatus, ReservationConfig, Reservations, Shutdown, Stuck, StuckReleased, TakeError,
 };
 
+use memory::PoolMemory;
 use shard::ConsumerShard;
 
 pub use item::{ItemError, TakenItem};
@@ -38,7 +42,7 @@ pub struct ConsumerConfig {
     pub host: IpAddr,
     /// Control port; zero picks a free one.
     pub port: u16,
-    /// Size of the slab in bytes.
+    /// Size of the slab in bytes. Not looked at by [`Consumer::start_in`].
     pub pool_bytes: u64,
     /// Most different contents kept.
     pub residents_max: u32,
@@ -82,6 +86,10 @@ pub enum ConsumerError {
         /// Why.
         source: PoolError,
     },
+    /// The pool could not be connected with the streams of its device.
+    #[cfg(feature = "cuda")]
+    #[error("cannot connect the pool with the device's streams")]
+    Device(#[source] slab_cuda::CudaError),
     /// The engine did not take the slab.
     #[error("the engine did not take the pool")]
     Register(#[source] EngineError),
@@ -115,7 +123,7 @@ pub struct Consumer {
     server: ControlServer,
     registration: Registration,
     shard: Arc<ConsumerShard>,
-    slab: Arc<HostSlab>,
+    memory: PoolMemory,
     engine: Arc<dyn Engine>,
 }
 
@@ -129,27 +137,49 @@ impl Consumer {
     /// Faults in the whole slab: about a third of a second for 1 GiB.
     pub fn start(engine: Arc<dyn Engine>, config: ConsumerConfig) -> Result<Self, ConsumerError> {
         let bytes = config.pool_bytes;
+        let memory =
+            PoolMemory::host(bytes).map_err(|source| ConsumerError::Slab { bytes, source })?;
+        Self::start_over(engine, memory, config)
+    }
+
+    /// Serves a pool that divides `memory`, all of it, wherever that is: memory of a device is written and read through
+    /// its bounces.
+    ///
+    /// # Errors
+    /// [`ConsumerError`].
+    pub fn start_in(
+        engine: Arc<dyn Engine>,
+        memory: Arc<dyn Memory>,
+        config: ConsumerConfig,
+    ) -> Result<Self, ConsumerError> {
+        Self::start_over(engine, PoolMemory::Other(memory), config)
+    }
+
+    fn start_over(
+        engine: Arc<dyn Engine>,
+        memory: PoolMemory,
+        config: ConsumerConfig,
+    ) -> Result<Self, ConsumerError> {
+        let bytes = memory.shared().len();
         let ids = IdSource::new().map_err(ConsumerError::Random)?;
         let mut pool_config = PoolConfig::new(PoolId::new(), bytes);
         pool_config.residents_max = config.residents_max;
-        let slab = HostSlab::new(bytes).map_err(|source| ConsumerError::Slab { bytes, source })?;
         let pool =
             Pool::new(pool_config).map_err(|source| ConsumerError::Pool { bytes, source })?;
-        let slab = Arc::new(slab);
         let shared = SharedPool::new(pool, Reservations::new(config.reservations));
         let shard = Arc::new(ConsumerShard::new(shared, ids, config.claim_wait));
         let registration = engine
-            .register(Arc::clone(&slab) as Arc<dyn Memory>, Access::RemoteWrite)
+            .register(memory.shared(), Access::RemoteWrite)
             .map_err(ConsumerError::Register)?;
-        let server_config =
-            ServerConfig::new(config.host, config.port, engine.session(), slab.address());
+        let address = memory.shared().address();
+        let server_config = ServerConfig::new(config.host, config.port, engine.session(), address);
         let server = ControlServer::start(server_config, Arc::clone(&shard) as _)
             .map_err(ConsumerError::Server)?;
         Ok(Self {
             server,
             registration,
             shard,
-            slab,
+            memory,
             engine,
         })
     }
@@ -246,7 +276,7 @@ impl Consumer {
     }
 
     fn item(&self, taken: shard::Taken) -> TakenItem {
-        TakenItem::new(taken, Arc::clone(&self.slab))
+        TakenItem::new(taken, self.memory.clone())
     }
 }
 

@@ -18,6 +18,7 @@ use mooncake_transport::{Engine, EngineError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
+use super::device::{DeviceName, memory, parse_device};
 use super::exit::{Failure, Outcome};
 use super::output::Output;
 use super::signals::Stop;
@@ -35,6 +36,11 @@ pub(crate) struct ConsumeArgs {
     /// Size of the pool, for example 512MiB or 4GiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pool: u64,
+    /// Keep the pool in the memory of a GPU, such as cuda:0, instead of the host's
+    ///
+    /// Needs a build with the feature cuda and an NVIDIA driver.
+    #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
+    device: Option<DeviceName>,
     /// Host that producers are told to dial; needed when listening on 0.0.0.0 or [::]
     #[arg(long, value_name = "HOST")]
     advertise: Option<String>,
@@ -103,7 +109,13 @@ pub(crate) fn run(args: &ConsumeArgs) -> Result<Outcome, Failure> {
         session: consumer.session(),
     };
     output.row(&ready, || {
-        format!("ready: pool of {} at {control}", show_size(args.pool))
+        let place = args
+            .device
+            .map_or(String::new(), |device| format!(" on {device}"));
+        format!(
+            "ready: pool of {}{place} at {control}",
+            show_size(args.pool)
+        )
     })?;
     output.say(&printable(&format!(
         "push with: ec-connector push --to {control} FILE"
@@ -158,6 +170,12 @@ fn raise_descriptor_limit() {
 }
 
 fn start(args: &ConsumeArgs, listen: SocketAddr) -> Result<Consumer, Failure> {
+    // First: what is missing should be said before anything listens.
+    let device_memory = args
+        .device
+        .map(|device| memory(device, args.pool))
+        .transpose()
+        .map_err(Failure::usage)?;
     let mut engine_config = TcpConfig::default();
     engine_config.bind = listen.ip();
     engine_config.advertise.clone_from(&args.advertise);
@@ -175,7 +193,12 @@ fn start(args: &ConsumeArgs, listen: SocketAddr) -> Result<Consumer, Failure> {
             taken_max: TAKEN_MAX,
         }
     };
-    Consumer::start(Arc::new(engine) as Arc<dyn Engine>, config).map_err(explain_start)
+    let engine = Arc::new(engine) as Arc<dyn Engine>;
+    match device_memory {
+        Some(memory) => Consumer::start_in(engine, memory, config),
+        None => Consumer::start(engine, config),
+    }
+    .map_err(explain_start)
 }
 
 /// Adds what to do about an engine that does not start.

@@ -18,6 +18,7 @@ use clap::Args;
 use ec_connector::{ControlAddress, TensorFile};
 use indicatif::ProgressBar;
 
+use super::device::{DeviceName, parse_device};
 use super::exit::{Failure, Outcome};
 use super::generate::plan;
 use super::output::Output;
@@ -48,6 +49,11 @@ pub(crate) struct DemoArgs {
     /// Size of the consumer's pool
     #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
     pool: u64,
+    /// Keep the tensors on both sides in the memory of a GPU, such as cuda:0, instead of the host's
+    ///
+    /// Needs a build with the feature cuda and an NVIDIA driver.
+    #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
+    device: Option<DeviceName>,
     /// Seed of the generated outputs
     #[arg(long, value_name = "N", default_value = "1")]
     seed: u64,
@@ -65,16 +71,28 @@ pub(crate) fn run(args: &DemoArgs) -> Result<Outcome, Failure> {
     let mut output = Output::new(args.json);
     let total: u64 = items.iter().map(|item| item.nbytes).sum();
 
-    let mut consumer = Child::start("demo-consumer", &["--pool", &args.pool.to_string()])?;
+    let device = args.device.map(|device| device.to_string());
+    let on_device: Vec<&str> = match &device {
+        Some(device) => vec!["--device", device],
+        None => Vec::new(),
+    };
+    let pool = args.pool.to_string();
+    let mut consumer = Child::start("demo-consumer", &[&["--pool", &pool], &*on_device].concat())?;
     let control = match consumer.receive(|| check_stop(&stop))? {
         FromConsumer::Ready { control } => control,
         FromConsumer::Error { error } => return Err(Failure::usage(anyhow::anyhow!(error))),
         other => return Err(anyhow::anyhow!("unexpected answer {other:?}").into()),
     };
     let address = ControlAddress::parse(&control)?;
-    let mut producer = Child::start("demo-producer", &["--to", &control])?;
+    let mut producer = Child::start(
+        "demo-producer",
+        &[&["--to", &control], &*on_device].concat(),
+    )?;
+    let place = args
+        .device
+        .map_or(String::new(), |device| format!(" on {device}"));
     output.say(&format!(
-        "consumer: process {} with a pool of {} at {control}\nproducer: process {} with {} tensors of {}",
+        "consumer: process {} with a pool of {}{place} at {control}\nproducer: process {} with {} tensors of {}{place}",
         consumer.id(),
         show_size(args.pool),
         producer.id(),

@@ -7,8 +7,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use slab_core::LeaseGuard;
-use slab_memory::{CopyError, HostSlab, Memory, SlabError};
+use slab_memory::{CopyError, SlabError};
 
+use super::memory::PoolMemory;
 use super::shard::Taken;
 use crate::content_hash::{ContentDigest, ContentHasher};
 use crate::name::{MmHash, ReservationId, TransferId};
@@ -25,7 +26,7 @@ pub struct TakenItem {
     reservation_id: ReservationId,
     cached: bool,
     lease: LeaseGuard,
-    slab: Arc<HostSlab>,
+    memory: PoolMemory,
 }
 
 /// The bytes of an item could not be read.
@@ -34,7 +35,7 @@ pub struct TakenItem {
 pub struct ItemError(#[from] CopyError);
 
 impl TakenItem {
-    pub(super) fn new(taken: Taken, slab: Arc<HostSlab>) -> Self {
+    pub(super) fn new(taken: Taken, memory: PoolMemory) -> Self {
         Self {
             transfer_id: taken.transfer_id,
             mm_hash: taken.mm_hash,
@@ -42,7 +43,7 @@ impl TakenItem {
             reservation_id: taken.reservation_id,
             cached: taken.cached,
             lease: taken.lease,
-            slab,
+            memory,
         }
     }
 
@@ -79,7 +80,7 @@ impl TakenItem {
     /// Copies bytes of the item, from `offset` on, into `target`.
     ///
     /// # Errors
-    /// [`ItemError`] if the range does not lie inside the item.
+    /// [`ItemError`] if the range does not lie inside the item, or if a device cannot be read.
     pub fn copy_out(&self, offset: u64, target: &mut [u8]) -> Result<(), ItemError> {
         let len = target.len() as u64;
         match offset.checked_add(len) {
@@ -95,25 +96,26 @@ impl TakenItem {
         if target.is_empty() {
             return Ok(());
         }
-        self.slab.copy_out(self.lease.offset() + offset, target)?;
+        self.memory.copy_out(self.lease.offset() + offset, target)?;
         Ok(())
     }
 
-    /// Writes all bytes to `file`, from `offset` on, without a buffer in between.
+    /// Writes all bytes to `file`, from `offset` on: from a host slab without a buffer in between, from other memory
+    /// through one of 1 MiB.
     ///
     /// # Errors
-    /// [`SlabError::File`], for instance if the disk is full.
+    /// [`SlabError::File`], for instance if the disk is full; [`SlabError::Copy`] if a device cannot be read.
     pub fn write_to(&self, file: &File, offset: u64) -> Result<(), SlabError> {
         if self.len_bytes() == 0 {
             return Ok(());
         }
-        self.slab.write_at(self.range(), file, offset)
+        self.memory.write_at(self.range(), file, offset)
     }
 
     /// Hashes the bytes.
     ///
     /// # Errors
-    /// As [`copy_out`](Self::copy_out), which cannot happen for an item's own range.
+    /// As [`copy_out`](Self::copy_out), which for an item's own range only a device can fail.
     ///
     /// # Complexity
     /// Reads the item once, through a buffer of 256 KiB.
@@ -134,10 +136,16 @@ impl TakenItem {
     /// The item as the source of a push to another consumer; its bytes are read where they lie.
     pub fn into_source(self) -> Source {
         Source::Memory {
-            memory: Arc::clone(&self.slab) as Arc<dyn Memory>,
+            memory: self.memory.shared(),
             range: self.range(),
             hold: Arc::new(self) as Arc<dyn Any + Send + Sync>,
         }
+    }
+
+    /// The owner lease alone. Whoever holds it decides when the bytes may be reused: at once, by dropping it, or behind
+    /// fences ([`LeaseGuard::release_after`]).
+    pub fn into_lease(self) -> LeaseGuard {
+        self.lease
     }
 
     fn range(&self) -> Range<u64> {

@@ -51,6 +51,16 @@ impl ConsumerShard {
         }
     }
 
+    /// Connects the pool with the streams that touch its memory.
+    #[cfg(feature = "cuda")]
+    pub(super) fn timelines(
+        &self,
+        memory: std::sync::Arc<dyn slab_cuda::CudaMemory>,
+        config: slab_cuda::TimelinesConfig,
+    ) -> Result<slab_cuda::Timelines, slab_cuda::CudaError> {
+        slab_cuda::Timelines::new(&self.shared, memory, config)
+    }
+
     fn now(&self) -> Moment {
         Moment::from_millis(u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX))
     }

@@ -10,9 +10,11 @@ use clap::Args;
 use ec_connector::{Consumer, ConsumerConfig, TakePolicy, TakenItem, TensorFile};
 use mooncake_transport::Engine;
 use mooncake_transport::tcp::{TcpConfig, TcpEngine};
+use slab_memory::Memory;
 
 use super::message::{FromConsumer, Origin, ToConsumer, Verify};
 use super::{ROUND_ITEMS_MAX, next_message};
+use crate::cli::device::{DeviceName, memory, parse_device};
 use crate::cli::exit::{Failure, Outcome};
 use crate::cli::output::Output;
 use crate::cli::size::parse_size;
@@ -22,6 +24,8 @@ use crate::cli::size::parse_size;
 pub(crate) struct DemoConsumerArgs {
     #[arg(long, value_parser = parse_size)]
     pool: u64,
+    #[arg(long, value_parser = parse_device)]
+    device: Option<DeviceName>,
 }
 
 /// An item that was pushed is taken before the push is answered; this is for scheduling.
@@ -36,7 +40,6 @@ pub(super) fn run(args: &DemoConsumerArgs) -> Result<Outcome, Failure> {
     let consumer = match start(args) {
         Ok(consumer) => consumer,
         Err(error) => {
-            let error = format!("{error:#}; choose another --pool size");
             say(&FromConsumer::Error { error })?;
             return Ok(Outcome::SomeFailed);
         }
@@ -60,17 +63,26 @@ pub(super) fn run(args: &DemoConsumerArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-fn start(args: &DemoConsumerArgs) -> Result<Consumer> {
+/// Starts the consumer, or says why not and what to do about it.
+fn start(args: &DemoConsumerArgs) -> Result<Consumer, String> {
+    let memory = match args.device {
+        Some(device) => Some(memory(device, args.pool).map_err(|error| format!("{error:#}"))?),
+        None => None,
+    };
+    start_in(args, memory).map_err(|error| format!("{error:#}; choose another --pool size"))
+}
+
+fn start_in(args: &DemoConsumerArgs, memory: Option<Arc<dyn Memory>>) -> Result<Consumer> {
     let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let engine = TcpEngine::start(TcpConfig::default())?;
+    let engine = Arc::new(TcpEngine::start(TcpConfig::default())?) as Arc<dyn Engine>;
     let mut config = ConsumerConfig::new(loopback, 0, args.pool);
     config.reservations.take = TakePolicy::OnReady {
         taken_max: ROUND_ITEMS_MAX,
     };
-    Ok(Consumer::start(
-        Arc::new(engine) as Arc<dyn Engine>,
-        config,
-    )?)
+    Ok(match memory {
+        Some(memory) => Consumer::start_in(engine, memory, config)?,
+        None => Consumer::start(engine, config)?,
+    })
 }
 
 /// Finds an item among what was taken and compares it with its origin.

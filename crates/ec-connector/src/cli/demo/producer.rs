@@ -1,5 +1,7 @@
 //! The demo's producer process.
 
+use std::borrow::Cow;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +15,7 @@ use ec_connector::{
 
 use super::message::{FromProducer, Origin, ToProducer};
 use super::next_message;
+use crate::cli::device::{DeviceName, memory, parse_device};
 use crate::cli::exit::{Failure, Outcome};
 use crate::cli::generate::EncoderOutput;
 use crate::cli::output::Output;
@@ -23,6 +26,8 @@ use crate::cli::push::{parse_address, start_producer};
 pub(crate) struct DemoProducerArgs {
     #[arg(long, value_parser = parse_address)]
     to: ControlAddress,
+    #[arg(long, value_parser = parse_device)]
+    device: Option<DeviceName>,
 }
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -42,6 +47,9 @@ pub(super) fn run(args: &DemoProducerArgs) -> Result<Outcome, Failure> {
                     error: format!("{error:#}"),
                 })?,
             }
+        }
+        if let Some(device) = args.device {
+            move_to_device(device, &mut items)?;
         }
         say(&FromProducer::Hashed)?;
         push_round(&producer, items, say)?;
@@ -119,6 +127,44 @@ fn item(
         source,
         id: PushId::Fresh,
     })
+}
+
+/// Moves the bytes of a round into one memory of the device, from which they are sent.
+fn move_to_device(device: DeviceName, items: &mut [(usize, Item)]) -> Result<(), Failure> {
+    let lens: Vec<u64> = items
+        .iter()
+        .map(|(_, item)| item.source.len_bytes().unwrap_or(0))
+        .collect();
+    let total: u64 = lens.iter().sum();
+    if total == 0 {
+        return Ok(());
+    }
+    let memory = memory(device, total).map_err(Failure::usage)?;
+    let mut offset = 0;
+    for ((_, item), len) in items.iter_mut().zip(lens) {
+        let bytes = match &item.source {
+            Source::Bytes(bytes) => Cow::Borrowed(bytes.as_slice()),
+            Source::File { file, range, .. } => {
+                let mut bytes =
+                    vec![0; usize::try_from(len).context("larger than the address space")?];
+                file.read_exact_at(&mut bytes, range.start)
+                    .context("cannot read the file again")?;
+                Cow::Owned(bytes)
+            }
+            _ => continue,
+        };
+        memory
+            .copy_in(offset, &bytes)
+            .context("cannot copy to the device")?;
+        item.source = Source::Memory {
+            memory: Arc::clone(&memory),
+            range: offset..offset + len,
+            // The memory itself is all that has to stay.
+            hold: Arc::new(()),
+        };
+        offset += len;
+    }
+    Ok(())
 }
 
 fn generated(output: &EncoderOutput) -> Result<(TensorSpec, String, Source)> {

@@ -1,0 +1,276 @@
+//! `--device`: pools in GPU memory, on the fake driver, and what is said where there is no driver.
+#![cfg(feature = "cuda")]
+
+#[path = "support/processes.rs"]
+mod processes;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use processes::{Consumer, Process, file_of, push, with};
+
+/// The fake driver, which cargo builds beside the tests.
+fn fake_driver() -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its file");
+    let file = test.with_file_name("libcuda_fake.so");
+    assert!(file.is_file(), "cargo has not built {}", file.display());
+    file
+}
+
+/// A folder in which the loader looks for the driver: `library` is there under the driver's name, if given.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn with(library: Option<&Path>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        if let Some(library) = library {
+            std::os::unix::fs::symlink(library, dir.path().join("libcuda.so")).unwrap();
+        }
+        Self(dir)
+    }
+
+    /// Starts the program with this folder, the fake being on that schedule if it is the driver.
+    fn start(&self, schedule: &str, variables: &[(&str, &str)], args: &[&str]) -> Process {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ec-connector"));
+        command
+            .args(args)
+            .env("LD_LIBRARY_PATH", self.0.path())
+            .env("CUDA_FAKE_SCHEDULE", schedule)
+            .env("CUDA_FAKE_SAY", "1")
+            .envs(variables.iter().copied());
+        Process::spawn(command)
+    }
+}
+
+const DEMO: [&str; 8] = [
+    "demo", "--device", "cuda:0", "--json", "--items", "16", "--pool", "96MiB",
+];
+
+#[test]
+fn a_demo_on_a_device_verifies_every_byte_whenever_the_streams_advance() {
+    let folder = Folder::with(Some(&fake_driver()));
+    for schedule in ["immediate", "7", "20261130"] {
+        let mut demo = folder.start(schedule, &[], &DEMO);
+        let rows = demo.rows();
+        assert_eq!(demo.code(), 0, "schedule {schedule}: {}", demo.errors());
+        let [summary] = rows.as_slice() else {
+            panic!("one line expected, got {rows:?}")
+        };
+        assert_eq!(summary["items"], 16);
+        assert_eq!(summary["verified"], 16);
+        assert!(summary["cached"].as_u64().unwrap() >= 1, "{summary}");
+        assert_eq!(demo.errors(), "", "nothing is lost and nothing to warn of");
+    }
+}
+
+#[test]
+fn files_are_pushed_from_device_to_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_of(dir.path(), "model.safetensors", 9, 40_001);
+    let folder = Folder::with(Some(&fake_driver()));
+    let args = ["demo", "--device", "cuda:1", "--pool", "256KiB"];
+    let args = [&args[..], &[file.to_str().unwrap()]].concat();
+    let mut demo = folder.start("99", &[], &args);
+    let mut text = String::new();
+    while let Some(line) = demo.text() {
+        text.push_str(&line);
+        text.push('\n');
+    }
+    assert_eq!(demo.code(), 0, "{}", demo.errors());
+    assert!(text.contains("9 pushed, 9 verified, 0 cached"), "{text}");
+    assert!(
+        text.contains("with a pool of 256.0 KiB on cuda:1"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_pool_on_a_device_receives_caches_evicts_and_writes_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = tempfile::tempdir().unwrap();
+    // Twice what the pool holds.
+    let file = file_of(dir.path(), "model.safetensors", 8, 256 << 10);
+    let folder = Folder::with(Some(&fake_driver()));
+    let mut consumer = Consumer::of(folder.start(
+        "5",
+        &[],
+        &[
+            "consume",
+            "--json",
+            "--listen",
+            "127.0.0.1:0",
+            "--pool",
+            "1MiB",
+            "--device",
+            "cuda:0",
+            "--out",
+            out.path().to_str().unwrap(),
+        ],
+    ));
+    let (code, pushed) = push(&consumer.control, &[&file], &[]);
+    assert_eq!(code, 0, "{pushed:?}");
+    assert_eq!(with(&pushed, "state", "written").len(), 8);
+    for _ in 0..8 {
+        let received = consumer.process.row();
+        let sha256 = received["sha256"].as_str().unwrap();
+        let sent = with(&pushed, "sha256", sha256);
+        assert_eq!(sent.len(), 1, "{received}");
+        let path = out.path().join(format!("{sha256}.safetensors"));
+        let bytes = std::fs::read(path).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let source = std::fs::read(&file).unwrap();
+        let source = safetensors::SafeTensors::deserialize(&source).unwrap();
+        let name = sent[0]["name"].as_str().unwrap();
+        assert_eq!(
+            tensors.tensor("tensor").unwrap().data(),
+            source.tensor(name).unwrap().data()
+        );
+    }
+    let status = consumer.settled_status();
+    assert!(
+        status["evictions"].as_u64().is_none_or(|count| count > 0),
+        "{status}"
+    );
+    assert_eq!(consumer.stop(), 0);
+}
+
+/// Runs `consume` and `demo` with what cannot work; both have to say the same and end with code 2.
+fn refused(folder: &Folder, variables: &[(&str, &str)], device: &str) -> String {
+    let consume = ["consume", "--listen", "127.0.0.1:0", "--pool", "1MiB"];
+    let commands: [Vec<&str>; 2] = [
+        [&consume[..], &["--device", device]].concat(),
+        vec![
+            "demo", "--device", device, "--items", "2", "--pool", "64MiB",
+        ],
+    ];
+    let said: Vec<String> = commands
+        .iter()
+        .map(|args| {
+            let mut process = folder.start("immediate", variables, args);
+            assert_eq!(process.text(), None, "{args:?}");
+            let errors = process.errors();
+            assert_eq!(process.code(), 2, "{args:?} said {errors}");
+            let errors = process.errors();
+            assert!(!errors.contains("panicked"), "{errors}");
+            errors
+        })
+        .collect();
+    assert_eq!(said[0], said[1]);
+    said[0].clone()
+}
+
+#[test]
+fn what_is_missing_is_said_and_ends_with_code_2() {
+    let fake = Folder::with(Some(&fake_driver()));
+    let init = refused(&fake, &[("CUDA_FAKE_INIT", "100")], "cuda:0");
+    assert!(
+        init.contains(
+            "--device cuda:0 cannot be used: libcuda.so does not start: CUDA_ERROR_NO_DEVICE (100)"
+        ),
+        "{init}"
+    );
+    let old = refused(&fake, &[("CUDA_FAKE_DRIVER_VERSION", "11030")], "cuda:0");
+    assert!(old.contains("update the driver"), "{old}");
+    let number = refused(&fake, &[], "cuda:7");
+    assert!(number.contains("there is no device 7"), "{number}");
+    // Any library without the driver's functions will do.
+    let stub = Folder::with(Some(Path::new(&c_library())));
+    let stub = refused(&stub, &[], "cuda:0");
+    assert!(stub.contains("libcuda.so lacks cuInit"), "{stub}");
+}
+
+/// The file of the C library, which every process has.
+fn c_library() -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mut paths = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().last());
+    let path = paths.find(|path| path.contains("/libc.so") || path.contains("/libc-"));
+    path.expect("the process has a C library").to_owned()
+}
+
+#[test]
+fn without_a_driver_the_error_says_what_to_install() {
+    if has_driver() {
+        // The error cannot be had on such a machine; what the others say is tested above.
+        eprintln!("this machine has a driver");
+        return;
+    }
+    let said = refused(&Folder::with(None), &[], "cuda:0");
+    assert!(
+        said.contains("--device cuda:0 cannot be used: no CUDA driver"),
+        "{said}"
+    );
+    assert!(said.contains("install the NVIDIA driver"), "{said}");
+}
+
+/// Whether the loader finds a driver even without being told where.
+fn has_driver() -> bool {
+    let output = Command::new("ldconfig").arg("-p").output();
+    output.is_ok_and(|found| String::from_utf8_lossy(&found.stdout).contains("libcuda.so"))
+}
+
+#[test]
+fn a_pool_larger_than_the_device_is_refused_with_advice() {
+    let folder = Folder::with(Some(&fake_driver()));
+    let mut process = folder.start(
+        "immediate",
+        &[],
+        &[
+            "consume",
+            "--listen",
+            "127.0.0.1:0",
+            "--pool",
+            "64GiB",
+            "--device",
+            "cuda:0",
+        ],
+    );
+    assert_eq!(process.text(), None);
+    assert_eq!(process.code(), 2, "{}", process.errors());
+    let errors = process.errors();
+    assert!(errors.contains("choose another --pool size"), "{errors}");
+    assert!(errors.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{errors}");
+}
+
+/// Starts a consumer on a device whose copies fail: that many, from the `nth` on.
+fn failing_consumer(folder: &Folder, nth: u64, count: u64) -> Consumer {
+    let fail = format!("cuMemcpyAsync:{nth}:{count}:700");
+    let consume = ["consume", "--json", "--listen", "127.0.0.1:0"];
+    let args = [&consume[..], &["--pool", "8MiB", "--device", "cuda:0"]].concat();
+    Consumer::of(folder.start("immediate", &[("CUDA_FAKE_FAIL", &fail)], &args))
+}
+
+#[test]
+fn a_copy_to_the_device_that_fails_once_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_of(dir.path(), "model.safetensors", 6, 100_000);
+    let folder = Folder::with(Some(&fake_driver()));
+    let mut consumer = failing_consumer(&folder, 1, 1);
+    // The engine closes the connection of that write instead of acknowledging it, and the producer writes again.
+    let (code, pushed) = push(&consumer.control, &[&file], &[]);
+    assert_eq!(code, 0, "{pushed:?}");
+    assert_eq!(with(&pushed, "state", "written").len(), 6, "{pushed:?}");
+    for _ in 0..6 {
+        let received = consumer.process.row();
+        let sha256 = received["sha256"].as_str().unwrap();
+        assert_eq!(with(&pushed, "sha256", sha256).len(), 1, "{received}");
+    }
+    consumer.settled_status();
+    assert_eq!(consumer.stop(), 0);
+}
+
+#[test]
+fn a_consumer_whose_device_has_failed_for_good_says_so_and_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_of(dir.path(), "model.safetensors", 1, 100_000);
+    let folder = Folder::with(Some(&fake_driver()));
+    // The first copy brings the item, the second one would read it.
+    let mut consumer = failing_consumer(&folder, 2, 1_000_000);
+    let (_, pushed) = push(&consumer.control, &[&file], &["--timeout", "5"]);
+    assert_eq!(pushed.len(), 1);
+    assert_eq!(consumer.process.code(), 1);
+    let errors = consumer.process.errors();
+    assert!(errors.contains("cannot read the item's bytes"), "{errors}");
+    assert!(errors.contains("700"), "{errors}");
+}
