@@ -84,6 +84,12 @@ pub unsafe extern "C" fn fake_inject(symbol: *const c_char, nth: u64, count: u64
     lock().inject(symbol, nth, count, code);
 }
 
+/// No call is to fail any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_clear_injections() {
+    lock().clear_injections();
+}
+
 /// Calls that failed by injection.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_injected() -> u64 {

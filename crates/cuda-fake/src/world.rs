@@ -222,6 +222,10 @@ impl World {
         }
     }
 
+    pub(crate) fn clear_injections(&mut self) {
+        self.injections.clear();
+    }
+
     pub(crate) fn note(&mut self, misuse: String) {
         if self.says_misuse {
             eprintln!("misuse of the driver: {misuse}");

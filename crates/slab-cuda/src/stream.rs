@@ -196,15 +196,15 @@ impl Event {
             return Ok(());
         }
         let _current = self.device.enter()?;
+        // Also if it fails: the driver may have done it all the same, so that the event is not used again.
+        self.pending = Some(stream.clone());
         // SAFETY: both are live, and of one device: its callers have checked that.
         unsafe {
             call!(
                 self.device.functions(),
                 cuEventRecord(self.raw, stream.raw())
-            )?
-        };
-        self.pending = Some(stream.clone());
-        Ok(())
+            )
+        }
     }
 
     /// Whether the stream has passed it.

@@ -101,6 +101,14 @@ impl Fake {
         fake!(fake_schedule(0 => u32, 0 => u64) -> ());
     }
 
+    pub(crate) fn run_immediately(&self) {
+        fake!(fake_schedule(1 => u32, 0 => u64) -> ());
+    }
+
+    pub(crate) fn clear_injections(&self) {
+        fake!(fake_clear_injections() -> ());
+    }
+
     pub(crate) fn driver(&self) -> Driver {
         Driver::load().expect("the fake driver starts")
     }
@@ -160,12 +168,21 @@ impl Fake {
 
     /// Submits a kernel that reads a range, and writes `value` all over it if there is one.
     pub(crate) fn launch(&self, stream: &Stream, address: u64, len: u64, value: Option<u8>) {
+        let code = self.try_launch(stream, address, len, value);
+        assert_eq!(code, 0, "the launch of a kernel");
+    }
+
+    /// As [`launch`](Self::launch), on a stream that may have failed: returns the code.
+    pub(crate) fn try_launch(
+        &self,
+        stream: &Stream,
+        address: u64,
+        len: u64,
+        value: Option<u8>,
+    ) -> u32 {
         let handle = stream.as_raw().addr() as u64;
         let value = value.map_or(-1, i32::from);
-        let code = fake!(
-            fake_launch(handle => u64, address => u64, len => u64, value => i32) -> u32
-        );
-        assert_eq!(code, 0, "the launch of a kernel");
+        fake!(fake_launch(handle => u64, address => u64, len => u64, value => i32) -> u32)
     }
 
     /// Queued pieces of work that touch a range.
