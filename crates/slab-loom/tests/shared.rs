@@ -1,12 +1,17 @@
-//! Every interleaving of a few threads at one `SharedPool`, up to a bound of preemptions.
+//! Every interleaving of a few threads at one `SharedPool`, up to a bound of preemptions; alone, and with the timelines
+//! of a device before it.
 
 #![cfg(slab_loom)]
 
 use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
 
+use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use slab_core::twin::Twin;
 use slab_core::{Fence, LeaseGuard, Pool, PoolConfig, PoolId, Reserve, SharedPool};
+use slab_cuda::CudaError;
+use slab_cuda::model::{Bounds, Keeper, Mark};
 use slab_loom::explore;
 
 type Hasher = BuildHasherDefault<DefaultHasher>;
@@ -303,5 +308,64 @@ fn everyone_who_waits_is_woken() {
             second.join().expect("no panic");
         },
         &[Twin::NotifyEveryone, Twin::NotifyOnLeave],
+    );
+}
+
+/// An event of a device that is a flag.
+struct Passed(Arc<AtomicBool>);
+
+impl Mark for Passed {
+    fn poll(&mut self) -> Result<bool, CudaError> {
+        Ok(self.0.load(Ordering::Acquire))
+    }
+}
+
+#[test]
+fn a_reserve_beside_a_poll_gets_bytes_only_once_the_device_is_done() {
+    explore(
+        "A device passes an event, one thread polls, another gives bytes back behind that event and reserves",
+        || {
+            let pool = shared(());
+            let bounds = Bounds {
+                streams_max: 1,
+                pending_max: 2,
+            };
+            let keeper = Arc::new(Keeper::new(Box::new(pool.clone()), bounds));
+            let slot = keeper.attach().expect("room for a stream");
+            let Reserve::Ready(bytes) = pool.with(|pool, ()| pool.reserve(2 * G)) else {
+                panic!("the pool is empty");
+            };
+            let bytes = pool.allocation_guard(bytes).expect("own token");
+            let passed = Arc::new(AtomicBool::new(false));
+            keeper.begin(slot).expect("room for a loan");
+            let poller = {
+                let keeper = Arc::clone(&keeper);
+                thread::spawn(move || keeper.poll().expect("nothing fails"))
+            };
+            let device = {
+                let passed = Arc::clone(&passed);
+                thread::spawn(move || passed.store(true, Ordering::Release))
+            };
+            let (fence, recorded) = keeper.record(slot, || Ok(Passed(Arc::clone(&passed))));
+            recorded.expect("nothing fails");
+            bytes.free_after(&[fence]).expect("own fence");
+            match pool.with(|pool, ()| pool.reserve(2 * G)) {
+                Reserve::Ready(bytes) => {
+                    let is_passed = passed.load(Ordering::Acquire);
+                    assert!(is_passed, "handed out before the event was passed");
+                    drop(pool.allocation_guard(bytes));
+                }
+                Reserve::Later(claim) => {
+                    pool.with(|pool, ()| pool.drop_claim(claim))
+                        .expect("own token");
+                }
+                other => panic!("on their way back: {other:?}"),
+            }
+            device.join().expect("no panic");
+            poller.join().expect("no panic");
+            assert_eq!(keeper.poll().expect("nothing fails"), 0);
+            check_at_rest(&pool);
+        },
+        &[Twin::RecordMark],
     );
 }
