@@ -1,6 +1,7 @@
-//! The twins of the state machines: each line left out is noticed by the harness of the property tests.
+//! The twins of the state machines, of the pool and of the pool over a device: each line left out is noticed by the
+//! harness of the property tests.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -9,15 +10,32 @@ use anyhow::{Result, bail};
 use super::Program;
 use crate::process::{Captured, Streams, capture};
 
-pub(super) const HARNESSES: Program = Program {
-    package: "slab-core",
-    test: "twins",
-    flag: "--cfg slab_twin",
-    folder: "target/twins",
-};
+pub(super) const HARNESSES: [Program; 2] = [
+    Program {
+        package: "slab-core",
+        test: "twins",
+        flag: "--cfg slab_twin",
+        folder: "target/twins",
+    },
+    Program {
+        package: "slab-cuda",
+        test: "twins",
+        flag: "--cfg slab_twin",
+        folder: "target/twins",
+    },
+];
 
-pub(super) fn try_all(program: &Path, limit: Duration) -> Result<()> {
+pub(super) fn try_all(programs: &[PathBuf], limit: Duration) -> Result<()> {
     println!("\ntwins of the state machines, and which list of calls was noticed first");
+    // All of them, so that one that fails hides no other.
+    let tried: Vec<_> = programs
+        .iter()
+        .map(|program| try_one(program, limit))
+        .collect();
+    tried.into_iter().collect()
+}
+
+fn try_one(program: &Path, limit: Duration) -> Result<()> {
     let mut command = Command::new(program);
     command.arg("--nocapture").env("RUST_BACKTRACE", "0");
     let captured = capture(&mut command, Streams::Apart, limit)?;
