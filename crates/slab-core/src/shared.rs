@@ -237,6 +237,13 @@ where
         self.home.id
     }
 
+    /// Whether the calling thread is inside the lock, so that most methods here and of guards would panic. O(1), does
+    /// not lock.
+    #[must_use]
+    pub fn is_inside(&self) -> bool {
+        self.home.is_held_here()
+    }
+
     /// Whether a closure has panicked under the lock.
     #[cfg(not(slab_loom))] // loom's lock does not know
     #[must_use]

@@ -321,3 +321,16 @@ fn many_threads_share_a_small_pool_without_losing_a_byte() {
     assert_eq!((stats.leases, stats.owned, stats.displaced), (0, 0, 0));
     assert_eq!(stats.free + stats.resident_idle, stats.usable);
 }
+
+#[test]
+fn only_the_thread_in_the_lock_is_inside() {
+    let pool = shared(1, ());
+    assert!(!pool.is_inside());
+    pool.with(|_, ()| {
+        assert!(pool.is_inside());
+        let other = pool.clone();
+        let elsewhere = thread::spawn(move || other.is_inside());
+        assert!(!elsewhere.join().expect("no panic"));
+    });
+    assert!(!pool.is_inside());
+}

@@ -40,9 +40,10 @@ pub struct CopyBatch {
 
 impl CopyBatch {
     /// The copies at `places` of a list, between `memories`. `hold` is whatever keeps the ranges, such as leases: it is
-    /// dropped only when the copies have ended.
+    /// dropped only when the copies have ended, and nobody has the [`Copying`] any more.
     ///
-    /// Copies of one batch run in any order and at the same time, so none may read or write what another writes.
+    /// Copies of one batch run in any order and at the same time, so none may read or write what another writes, nor
+    /// what it writes itself: the bytes are anything then.
     #[must_use]
     pub fn new(
         list: CopyList,

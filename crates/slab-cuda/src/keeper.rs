@@ -7,7 +7,7 @@
 use slab_core::{Error, Fence, TimelineId};
 
 use crate::error::CudaError;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::track::{Mark, Track, failed_before};
 
 /// What a pool is told of a timeline.
@@ -25,6 +25,8 @@ pub trait Ledger: Send + Sync {
     fn add_timeline(&self) -> Result<TimelineId, Error>;
     /// Takes news in, in this order.
     fn feed(&self, news: &[News]);
+    /// Whether the calling thread is inside the pool's lock, so that neither may be called.
+    fn is_inside(&self) -> bool;
 }
 
 /// Something lent that comes back by itself: given to the pool, or kept for ever if the pool refuses it.
@@ -99,7 +101,7 @@ impl<E: Mark> Keeper<E> {
     /// # Errors
     /// [`CudaError::TooManyStreams`] at the bound, or the pool's error.
     pub fn attach(&self) -> Result<usize, CudaError> {
-        let _polling = lock(&self.polling);
+        let _polling = self.lock_polling();
         // What fails here is told to the next caller of `poll`.
         self.look();
         let slots = {
@@ -140,8 +142,7 @@ impl<E: Mark> Keeper<E> {
     pub fn begin(&self, slot: usize) -> Result<(), CudaError> {
         let pending_max = self.bounds.pending_max;
         if lock(&self.book).pending() >= pending_max {
-            let _polling = lock(&self.polling);
-            self.look();
+            self.poll_quietly();
         }
         let mut book = lock(&self.book);
         if let Some(error) = book.slots.get(slot).and_then(|slot| slot.track.error()) {
@@ -212,7 +213,7 @@ impl<E: Mark> Keeper<E> {
     /// # Panics
     /// If the calling thread is inside the pool's lock.
     pub fn poll(&self) -> Result<usize, CudaError> {
-        let _polling = lock(&self.polling);
+        let _polling = self.lock_polling();
         self.look();
         let mut book = lock(&self.book);
         let mut untold = book.slots.iter_mut().filter(|slot| !slot.told);
@@ -229,8 +230,17 @@ impl<E: Mark> Keeper<E> {
 
     /// As [`poll`](Self::poll), and leaves what has failed for a caller of that to be told.
     pub(crate) fn poll_quietly(&self) {
-        let _polling = lock(&self.polling);
+        let _polling = self.lock_polling();
         self.look();
+    }
+
+    /// Whoever polls takes the pool's lock: a thread that has it would wait for itself, or for another that polls.
+    fn lock_polling(&self) -> MutexGuard<'_, ()> {
+        assert!(
+            !self.ledger.is_inside(),
+            "the timelines of a pool were polled by the thread that is inside its lock"
+        );
+        lock(&self.polling)
     }
 
     /// One look. `polling` is held, and `book` is not.
@@ -250,11 +260,7 @@ impl<E: Mark> Keeper<E> {
             }
             std::mem::take(&mut book.returned)
         };
-        for (give, fence) in returned {
-            if let Err(error) = give(fence) {
-                tracing::error!(cause = %error, "the pool refused what was lent from it; its bytes are not reused");
-            }
-        }
+        give_back(returned);
         if !news.is_empty() {
             self.ledger.feed(&news);
         }
@@ -270,18 +276,45 @@ impl<E: Mark> Keeper<E> {
         (book.pending() == 0, !has_failed)
     }
 
-    /// What was left and never given back, with whether its fence is reached.
-    pub(crate) fn take_returned(&mut self) -> Vec<(GiveBack, bool)> {
+    /// Tells the pool how it ended, and gives back what was left: behind what is reached, else for the quarantine.
+    ///
+    /// Inside the pool's lock it hears nothing, and its bytes wait for ever, but for those that have nothing to wait for.
+    pub(crate) fn finish(&mut self) {
         let mut book = lock(&self.book);
         let returned = std::mem::take(&mut book.returned);
-        let is_reached = |fence: Fence| {
-            let mut slots = book.slots.iter();
-            let slot = slots.find(|slot| slot.id == fence.timeline());
-            slot.is_some_and(|slot| slot.track.reached() >= fence.value())
-        };
-        returned
-            .into_iter()
-            .map(|(give, fence)| (give, is_reached(fence)))
-            .collect()
+        if self.ledger.is_inside() {
+            for (give, fence) in returned {
+                let slot = book.slots.iter().find(|slot| slot.id == fence.timeline());
+                if slot.is_some_and(|slot| slot.track.reached() >= fence.value()) {
+                    // Guards that are dropped know where they are.
+                    drop(give);
+                } else {
+                    std::mem::forget(give);
+                }
+            }
+            return;
+        }
+        let mut news = Vec::new();
+        for slot in &book.slots {
+            // A timeline that the pool knows to have failed takes no more.
+            if slot.track.failed().is_none() {
+                news.push(News::Reached(slot.id, slot.track.reached()));
+            }
+            if !slot.track.is_drained() {
+                news.push(News::Failed(slot.id));
+            }
+        }
+        drop(book);
+        give_back(returned);
+        self.ledger.feed(&news);
+    }
+}
+
+/// Gives everything back behind its fence.
+fn give_back(returned: Vec<(GiveBack, Fence)>) {
+    for (give, fence) in returned {
+        if let Err(error) = give(fence) {
+            tracing::error!(cause = %error, "the pool refused what was lent from it; its bytes are not reused");
+        }
     }
 }

@@ -43,8 +43,8 @@ impl Default for TimelinesConfig {
 /// one was answered `Later` or `Full`. Bytes behind an event that nobody looks for stay where they are.
 ///
 /// When the last handle goes, with every [`Timeline`], [`Loan`] and [`Settling`], it waits up to ten seconds for the
-/// events that are left. Memory that is then still in use is never given back, which is logged and counted
-/// ([`Device::lost`](crate::Device::lost)).
+/// events that are left, and tells the pool how they ended, unless it goes inside the pool's lock. Memory that is then
+/// still in use is never given back, which is logged and counted ([`Device::lost`](crate::Device::lost)).
 #[derive(Clone)]
 pub struct Timelines {
     core: Arc<Core>,
@@ -182,6 +182,10 @@ where
         self.with(|pool, _| pool.add_timeline())
     }
 
+    fn is_inside(&self) -> bool {
+        Self::is_inside(self)
+    }
+
     fn feed(&self, news: &[News]) {
         self.with(|pool, _| {
             for news in news {
@@ -209,13 +213,7 @@ impl Drop for Core {
             }
             backoff.pause();
         };
-        // This may run inside the pool's lock. Guards that are dropped know that; giving back behind a fence does not.
-        for (give, is_reached) in self.keeper.take_returned() {
-            match is_reached {
-                true => drop(give),
-                false => std::mem::forget(give),
-            }
-        }
+        self.keeper.finish();
         if is_drained && is_whole {
             drop_memory(&mut self.memory);
         } else {

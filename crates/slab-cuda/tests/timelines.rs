@@ -465,3 +465,52 @@ fn the_default_streams_have_no_handle_of_their_own() {
     drop(foreign);
     assert_eq!((Arc::strong_count(&keep), fake.live(Live::Streams)), (1, 1));
 }
+
+#[test]
+fn the_last_handle_tells_the_pool_how_it_ended() {
+    let mut fake = Fake::manual();
+    fake.expect_lost();
+    let setup = setup(&fake);
+    let (good, bad) = (setup.attach(), setup.attach());
+    for (timeline, granules) in [(&good, 3), (&bad, 2)] {
+        let loan = timeline.lend(setup.allocate(granules)).unwrap();
+        fake.launch(loan.stream(), loan.address(), loan.len(), Some(1));
+        loan.release().unwrap();
+    }
+    drop(bad.lend(setup.allocate(1)).unwrap());
+    fake.fail_stream(bad.stream(), 700);
+    fake.advance_all();
+    let pool = setup.pool.clone();
+    drop((good, bad, setup));
+    let stats = pool.with(|pool, ()| pool.stats());
+    assert_eq!((stats.quarantined, stats.free), (3 * G, 5 * G));
+    assert_eq!(fake.live(Live::DeviceBlocks), 1);
+}
+
+#[test]
+fn the_last_handle_may_go_inside_the_pools_lock() {
+    let fake = Fake::manual();
+    let setup = setup(&fake);
+    let timeline = setup.attach();
+    timeline.lend(setup.allocate(2)).unwrap().release().unwrap();
+    drop(timeline.lend(setup.allocate(3)).unwrap());
+    fake.advance_all();
+    let pool = setup.pool.clone();
+    pool.with(|_, ()| drop((timeline, setup)));
+    let stats = pool.with(|pool, ()| pool.stats());
+    // What was given back before waits for news that do not come.
+    assert_eq!((stats.waiting, stats.free), (2 * G, 6 * G));
+    assert_eq!(fake.live(Live::DeviceBlocks), 0);
+}
+
+#[test]
+fn polling_inside_the_pools_lock_is_a_bug_of_the_caller_that_stops_nobody_else() {
+    let fake = Fake::manual();
+    let setup = setup(&fake);
+    let polled = setup.pool.with(|_, ()| {
+        let poll = || setup.timelines.poll();
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(poll)).is_err()
+    });
+    assert!(polled);
+    assert_eq!(setup.timelines.poll(), Ok(0));
+}
