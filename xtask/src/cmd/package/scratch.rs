@@ -14,6 +14,8 @@ use crate::workspace::Package;
 const READMES: &[(&str, &[&str])] = &[
     ("slab-core", &[]),
     ("slab-memory", &["std"]),
+    // Where there is no CUDA driver its example says so.
+    ("slab-cuda", &[]),
     ("mooncake-sys", &[]),
     ("mooncake-transport", &["tcp"]),
     ("ec-connector", &[]),
@@ -102,26 +104,41 @@ impl Scratch {
     }
 }
 
-/// Asks for `package` with these features alone, and for `slab-memory`, which lends memory to engines. Each
-/// published crate that those need is its package.
-fn manifest(name: &str, example: &Example<'_>, published: &[(String, String)]) -> String {
-    let features: Vec<&str> = example.feature.into_iter().collect();
-    let mut text = String::from(
-        "[package]\nname = \"scratch\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\n",
+/// Asks for `package` with these features alone, and for `slab-core` and `slab-memory`, of whose pools and memories
+/// interfaces are made. Each published crate that those need is its package.
+fn manifest(published: &[&Package], package: &Package, features: &[&str]) -> String {
+    let name = &package.name;
+    let mut text = format!(
+        "[package]\nname = \"scratch\"\nedition = \"2024\"\n\n[workspace]\n\n[profile.dev]\nopt-level = 1\n\
+         debug = \"line-tables-only\"\n\n[dependencies]\n\
+         {name} = {{ version = \"{}\", default-features = false, features = {features:?} }}\n",
+        package.version
     );
-    let mut patches = String::from("\n[patch.crates-io]\n");
-    for (package, folder) in published {
-        let path = format!("\"../../packages/{folder}\"");
-        if package == name {
-            text.push_str(&format!(
-                "{package} = {{ path = {path}, features = {features:?} }}\n"
-            ));
-        } else if example.names(package) {
-            text.push_str(&format!("{package} = {{ path = {path} }}\n"));
-        }
-        patches.push_str(&format!("{package} = {{ path = {path} }}\n"));
+    let needed: Vec<_> = package
+        .dependencies
+        .iter()
+        .filter(|dependency| dependency.kind.is_none() && dependency.path.is_some())
+        .map(|dependency| dependency.name.as_str())
+        .collect();
+    // What its interface is made of; their features are its own affair.
+    for used in published.iter().filter(|used| {
+        needed.contains(&used.name.as_str())
+            && ["slab-core", "slab-memory", "mooncake-transport"].contains(&used.name.as_str())
+    }) {
+        text.push_str(&format!(
+            "{} = {{ version = \"{}\", default-features = false }}\n",
+            used.name, used.version
+        ));
     }
-    text + &patches
+    text.push_str("\n[patch.crates-io]\n");
+    for package in published {
+        text.push_str(&format!(
+            "{} = {{ path = \"../../packages/{}\" }}\n",
+            package.name,
+            folder(package)
+        ));
+    }
+    text
 }
 
 struct Example<'a> {
@@ -130,12 +147,6 @@ struct Example<'a> {
 }
 
 impl Example<'_> {
-    /// Whether it uses a crate by the name of its package.
-    fn names(&self, package: &str) -> bool {
-        let prefix = format!("{}::", package.replace('-', "_"));
-        self.lines.iter().any(|line| line.contains(&prefix))
-    }
-
     /// As rustdoc would: lines that start with `# ` are part of it, though the README's readers do not see them.
     fn program(&self) -> String {
         let lines = || {
@@ -190,22 +201,37 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_asks_for_the_feature_and_for_what_the_example_names() {
-        let published =
-            ["one", "slab-core", "unused"].map(|name| (name.to_owned(), format!("{name}-0.1.0")));
-        let page = "```rust\nuse one::A; // with the feature `alloc`\nuse slab_core::B;\n```\n";
-        let text = manifest("one", &examples(page)[0], &published);
-        let (dependencies, patches) = text.split_once("[patch.crates-io]").expect("patches");
-        assert!(
-            dependencies.contains(
-                "one = { path = \"../../packages/one-0.1.0\", features = [\"alloc\"] }\n"
-            ),
-            "{text}"
+    fn a_manifest_asks_for_the_features_and_replaces_each_published_crate_by_its_package() {
+        let package = |name: &str, dependencies| Package {
+            id: name.to_owned(),
+            name: name.to_owned(),
+            version: "0.1.0".to_owned(),
+            manifest_path: "Cargo.toml".into(),
+            publish: None,
+            targets: Vec::new(),
+            license: None,
+            description: None,
+            dependencies,
+        };
+        let memory = package("slab-memory", Vec::new());
+        let transport = package(
+            "mooncake-transport",
+            vec![Dependency {
+                name: "slab-memory".to_owned(),
+                kind: None,
+                path: Some("crates/slab-memory".into()),
+                target: None,
+            }],
         );
-        assert!(
-            dependencies.contains("slab-core = { path = \"../../packages/slab-core-0.1.0\" }\n")
-        );
-        assert!(!dependencies.contains("unused"), "{text}");
-        assert!(patches.contains("unused ="), "{text}");
+        let text = manifest(&[&memory, &transport], &transport, &["pipe"]);
+        let parts = [
+            "\nmooncake-transport = { version = \"0.1.0\", default-features = false, features = [\"pipe\"] }\n",
+            "\nslab-memory = { version = \"0.1.0\", default-features = false }\n",
+            "[patch.crates-io]\nslab-memory = { path = \"../../packages/slab-memory-0.1.0\" }\n",
+        ];
+        for part in parts {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+        assert!(manifest(&[&memory], &memory, &[]).contains("features = [] }\n"));
     }
 }
