@@ -1,6 +1,9 @@
 //! From the fuzzer's bytes to calls. Any bytes are some list of calls, and most changes of a byte change one call, so
 //! that a list that was found interesting can be varied.
 
+mod heap;
+
+pub use heap::within_reach_of;
 use slab_model::{FencePick, FreeOp, PoolOp};
 
 /// Reads calls off a slice of bytes; when they are used up there are no more.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::process::{Captured, Streams, capture};
 use crate::runner::{Runner, display};
 
-/// Fuzzes slab-core (needs a nightly toolchain); each target's broken twin has to be found first
+/// Fuzzes slab-core and the wire formats (needs a nightly toolchain); each target's broken twin has to be found first
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only this target
@@ -19,8 +19,34 @@ pub(crate) struct Args {
     seconds: u64,
 }
 
-/// Each with the line of the product that its twin leaves out.
-const TARGETS: &[(&str, &str)] = &[("free_list", "MergeAbove"), ("pool", "RecordMark")];
+#[derive(Clone, Copy)]
+struct Target {
+    name: &'static str,
+    /// The line of the product that its twin leaves out.
+    left_out: &'static str,
+    /// What of `fuzz/Cargo.toml` it needs, so that no other target's libraries are built.
+    feature: Option<&'static str>,
+}
+
+const fn target(
+    name: &'static str,
+    left_out: &'static str,
+    feature: Option<&'static str>,
+) -> Target {
+    Target {
+        name,
+        left_out,
+        feature,
+    }
+}
+
+const TARGETS: &[Target] = &[
+    target("free_list", "MergeAbove", None),
+    target("pool", "RecordMark", None),
+    target("control_frame", "limit of a kind", Some("wire")),
+    target("data_frame", "magic number", Some("wire")),
+    target("descriptor", "address of a buffer", Some("wire")),
+];
 
 /// Time for a twin to be found; each is found within a few.
 const TWIN_SECONDS: u64 = 120;
@@ -35,40 +61,41 @@ impl Args {
     pub(crate) fn run(self, runner: &Runner) -> Result<()> {
         let targets: Vec<_> = match &self.target {
             None => TARGETS.to_vec(),
-            Some(name) => match TARGETS.iter().find(|(target, _)| target == name) {
+            Some(name) => match TARGETS.iter().find(|target| target.name == name) {
                 Some(target) => vec![*target],
                 None => {
-                    let names: Vec<_> = TARGETS.iter().map(|(name, _)| *name).collect();
+                    let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
                     bail!("no target {name:?}; there are {}", names.join(", "))
                 }
             },
         };
         let tools = tools(runner)?;
         println!(
-            "{:<12} {:>12} {:>10} {:>9}  result",
+            "{:<17} {:>12} {:>10} {:>9}  result",
             "target", "executions", "a second", "coverage"
         );
-        for (target, twin) in targets {
+        for target in targets {
             if runner.is_dry_run() {
-                for twin in [Some(twin), None] {
+                for twin in [true, false] {
                     println!("+ {}", display(&self.command(runner, &tools, target, twin)));
                 }
                 continue;
             }
-            self.fuzz(runner, &tools, target, twin)?;
+            self.fuzz(runner, &tools, target)?;
         }
         Ok(())
     }
 
-    fn fuzz(&self, runner: &Runner, tools: &Path, target: &str, left_out: &str) -> Result<()> {
-        let twin = self.execute(runner, tools, target, Some(left_out))?;
+    fn fuzz(&self, runner: &Runner, tools: &Path, target: Target) -> Result<()> {
+        let Target { name, left_out, .. } = target;
+        let twin = self.execute(runner, tools, target, true)?;
         if twin.is_success() || !twin.stdout.contains("panicked at") {
             bail!(
-                "{target} did not notice that {left_out} is left out:\n{}",
+                "{name} did not notice that {left_out} is left out:\n{}",
                 twin.stdout
             );
         }
-        let captured = self.execute(runner, tools, target, None)?;
+        let captured = self.execute(runner, tools, target, false)?;
         let summary = Summary::read(&captured.stdout);
         let result = if captured.is_success() {
             "no find; the twin was found"
@@ -76,19 +103,15 @@ impl Args {
             "FOUND"
         };
         println!(
-            "{target:<12} {:>12} {:>10} {:>9}  {result}",
+            "{name:<17} {:>12} {:>10} {:>9}  {result}",
             summary.executions, summary.per_second, summary.coverage
         );
         if !captured.is_success() {
             let file = artifact(&captured.stdout).unwrap_or("no file was written");
-            bail!(
-                "{target}: {}\n{file}\n{}",
-                captured.ending(),
-                captured.stdout
-            );
+            bail!("{name}: {}\n{file}\n{}", captured.ending(), captured.stdout);
         }
         if summary.executions == 0 {
-            bail!("{target} executed nothing:\n{}", captured.stdout);
+            bail!("{name} executed nothing:\n{}", captured.stdout);
         }
         Ok(())
     }
@@ -97,11 +120,15 @@ impl Args {
         &self,
         runner: &Runner,
         tools: &Path,
-        target: &str,
-        twin: Option<&str>,
+        target: Target,
+        twin: bool,
     ) -> Result<Captured> {
         for folder in ["corpus", "artifacts", "twins", "twins-corpus"] {
-            let folder = runner.root().join("target/fuzz").join(folder).join(target);
+            let folder = runner
+                .root()
+                .join("target/fuzz")
+                .join(folder)
+                .join(target.name);
             std::fs::create_dir_all(&folder)
                 .with_context(|| format!("cannot make {}", folder.display()))?;
         }
@@ -110,17 +137,18 @@ impl Args {
         capture(&mut command, Streams::Joined, limit)
     }
 
-    fn command(&self, runner: &Runner, tools: &Path, target: &str, twin: Option<&str>) -> Command {
+    fn command(&self, runner: &Runner, tools: &Path, target: Target, twin: bool) -> Command {
+        let name = target.name;
         // What is learnt stays in `target`; the seeds are checked in.
-        let learnt = format!("target/fuzz/corpus/{target}");
-        let seeds = format!("fuzz/corpus/{target}");
-        let artifacts = match twin {
-            Some(_) => format!("target/fuzz/twins/{target}/"),
-            None => format!("target/fuzz/artifacts/{target}/"),
+        let learnt = format!("target/fuzz/corpus/{name}");
+        let seeds = format!("fuzz/corpus/{name}");
+        let (artifacts, seconds) = if twin {
+            (format!("target/fuzz/twins/{name}/"), TWIN_SECONDS)
+        } else {
+            (format!("target/fuzz/artifacts/{name}/"), self.seconds)
         };
-        let seconds = twin.map_or(self.seconds, |_| TWIN_SECONDS);
         // Other flags would build everything anew each time.
-        let built = if twin.is_some() {
+        let built = if twin {
             "target/fuzz-twin"
         } else {
             "target/fuzz"
@@ -130,13 +158,17 @@ impl Args {
             .current_dir(runner.root())
             .args(["run", "nightly"])
             .arg(tools.join("bin/cargo-fuzz"))
-            .args(["run", "--target-dir", built, target]);
-        if let Some(twin) = twin {
+            .args(["run", "--target-dir", built]);
+        if let Some(feature) = target.feature {
+            command.args(["--features", feature]);
+        }
+        command.arg(name);
+        if twin {
             // Without what was learnt, and what it learns and finds apart.
             command
-                .arg(format!("target/fuzz/twins-corpus/{target}"))
+                .arg(format!("target/fuzz/twins-corpus/{name}"))
                 .arg(seeds)
-                .env("SLAB_TWIN", twin)
+                .env("SLAB_TWIN", target.left_out)
                 .env("RUSTFLAGS", "--cfg slab_twin");
         } else {
             command.arg(learnt).arg(seeds);
