@@ -46,6 +46,9 @@ const TARGETS: &[Target] = &[
     target("control_frame", "limit of a kind", Some("wire")),
     target("data_frame", "magic number", Some("wire")),
     target("descriptor", "address of a buffer", Some("wire")),
+    target("pipe_frame", "end of a range", Some("pipe")),
+    target("pipe_config", "metadata server", Some("pipe")),
+    target("connector_message", "bytes of a shape", Some("control")),
 ];
 
 /// Time for a twin to be found; each is found within a few.
