@@ -79,7 +79,12 @@ impl Process {
 
     /// Takes the answer to the oldest command that has none.
     pub(crate) fn finish(&mut self) -> Result<Value, String> {
-        match self.answers.recv_timeout(ANSWER_LIMIT) {
+        self.finish_within(ANSWER_LIMIT)
+    }
+
+    /// Like `finish`, for a command that may never be answered.
+    pub(crate) fn finish_within(&mut self, limit: Duration) -> Result<Value, String> {
+        match self.answers.recv_timeout(limit) {
             Ok(line) => {
                 let answer: Value = serde_json::from_str(&line).map_err(|e| e.to_string())?;
                 match answer.get("error") {
