@@ -3,7 +3,10 @@
 //! ```text
 //! venv/      Python packages of fixture/requirements.txt
 //! debian/    shared libraries that the Mooncake wheel needs, unpacked
+//! servers/   etcd and Redis, unpacked
 //! python     starts the venv's python with those libraries
+//! etcd, redis-server
+//!            start the servers
 //! *.stamp    the recipe that the folder beside it was made by
 //! ```
 //!
@@ -34,6 +37,8 @@ pub(crate) struct Fixture {
     packages: bool,
     /// The libraries that the Mooncake wheel needs are there too.
     libraries: bool,
+    /// The servers that the metadata tests start are there.
+    servers: bool,
     error: Option<Error>,
 }
 
@@ -44,6 +49,7 @@ pub(crate) fn prepare(root: &Path) -> Fixture {
         dir,
         packages: false,
         libraries: false,
+        servers: false,
         error: None,
     };
     if let Err(error) = fixture.fill() {
@@ -59,14 +65,31 @@ impl Fixture {
         let lock = fs::File::create(self.dir.join("lock"))?;
         flock(&lock, FlockOperation::LockExclusive).context("cannot lock the fixture")?;
         python::install(&self.dir).context("Python packages")?;
-        write_launcher(&self.dir)?;
+        write_python_launcher(&self.dir)?;
         self.packages = true;
         let libraries = debian::install(&self.dir).context("Debian libraries");
         // The search path is known only now.
-        write_launcher(&self.dir)?;
+        write_python_launcher(&self.dir)?;
         libraries?;
         self.check_wheel()?;
         self.libraries = true;
+        debian::install_servers(&self.dir).context("Debian servers")?;
+        for name in SERVERS {
+            self.write_server_launcher(name)?;
+        }
+        self.servers = true;
+        Ok(())
+    }
+
+    /// A server that does not start is a broken fixture too.
+    fn write_server_launcher(&self, name: &str) -> Result<()> {
+        let servers = self.dir.join("servers");
+        let program = servers.join("usr/bin").join(name);
+        let launcher = self.dir.join(name);
+        let libraries = debian::library_dirs(&servers)?;
+        write_launcher(&launcher, &program, &libraries, &[])?;
+        run(Command::new(launcher).arg("--version"))
+            .with_context(|| format!("{name} does not start"))?;
         Ok(())
     }
 
@@ -90,7 +113,7 @@ impl Fixture {
     pub(crate) fn provides(&self, class: Class) -> bool {
         match class {
             Class::NeedsNetwork => self.packages && self.libraries,
-            Class::NeedsDebian => self.libraries,
+            Class::NeedsDebian => self.libraries && self.servers,
             _ => false,
         }
     }
@@ -104,6 +127,10 @@ impl Fixture {
                 variables.push(("EC_FIXTURE_SAFETENSORS", file.into_os_string()));
             }
         }
+        if self.servers {
+            let servers = SERVERS.map(|name| self.dir.join(name).into_os_string());
+            variables.extend(SERVER_VARIABLES.into_iter().zip(servers));
+        }
         variables
     }
 
@@ -113,33 +140,59 @@ impl Fixture {
     }
 }
 
+/// The servers that the metadata tests start, as the packages call the programs.
+const SERVERS: [&str; 2] = ["etcd", "redis-server"];
+
+/// Where the tests find them.
+const SERVER_VARIABLES: [&str; 2] = ["EC_FIXTURE_ETCD", "EC_FIXTURE_REDIS"];
+
+fn write_python_launcher(dir: &Path) -> Result<()> {
+    write_launcher(
+        &dir.join("python"),
+        &dir.join("venv/bin/python"),
+        &debian::library_dirs(&dir.join("debian"))?,
+        &[
+            "PYTHONDONTWRITEBYTECODE=1",
+            "PYTHONNOUSERSITE=1",
+            "export PYTHONDONTWRITEBYTECODE PYTHONNOUSERSITE",
+            "unset PYTHONPATH PYTHONHOME",
+        ],
+    )
+}
+
 /// A script instead of a variable for the tests: the libraries are meant for
-/// the Python process alone, and no test can forget them.
-fn write_launcher(dir: &Path) -> Result<()> {
-    let libraries: Vec<String> = debian::library_dirs(dir)?
+/// the program alone, and no test can forget them.
+fn write_launcher(
+    file: &Path,
+    program: &Path,
+    libraries: &[PathBuf],
+    settings: &[&str],
+) -> Result<()> {
+    let libraries: Vec<String> = libraries
         .iter()
         .map(|path| path.display().to_string())
         .collect();
-    let script = format!(
+    let mut script = format!(
         "#!/bin/sh\n\
          LD_LIBRARY_PATH='{}'\"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\"\n\
-         PYTHONDONTWRITEBYTECODE=1\n\
-         PYTHONNOUSERSITE=1\n\
-         export LD_LIBRARY_PATH PYTHONDONTWRITEBYTECODE PYTHONNOUSERSITE\n\
-         unset PYTHONPATH PYTHONHOME\n\
-         exec '{}' \"$@\"\n",
-        quoted(&libraries.join(":")),
-        quoted(&dir.join("venv/bin/python").display().to_string()),
+         export LD_LIBRARY_PATH\n",
+        quoted(&libraries.join(":"))
     );
-    let file = dir.join("python");
-    if fs::read_to_string(&file).is_ok_and(|old| old == script) {
+    for line in settings {
+        script.push_str(line);
+        script.push('\n');
+    }
+    // In place of the shell, so that whoever ends the process ends the program.
+    let program = quoted(&program.display().to_string());
+    script.push_str(&format!("exec '{program}' \"$@\"\n"));
+    if fs::read_to_string(file).is_ok_and(|old| old == script) {
         return Ok(());
     }
     // Renamed into place: a script that is being run may not be written to.
-    let fresh = dir.join("python.new");
+    let fresh = file.with_extension("new");
     fs::write(&fresh, script)?;
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755))?;
-    fs::rename(fresh, file).context("cannot write the launcher")
+    fs::rename(fresh, file).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// The text as it stands between single quotes in a shell script.

@@ -64,7 +64,7 @@ pub(crate) const LIB_TARGET: &str = "lib";
 pub(crate) enum Class {
     /// Needs packages that `cargo xtask fixture` downloads.
     NeedsNetwork,
-    /// Needs libraries that `cargo xtask fixture` downloads from Debian.
+    /// Needs libraries or servers that `cargo xtask fixture` downloads from Debian.
     NeedsDebian,
     NeedsGpu,
     NeedsComponent,
