@@ -13,6 +13,8 @@
 //! - `tcp` (default): the native engine over TCP. Linux.
 //! - `pipe`: the point-to-point tensor pipe over ZeroMQ and an engine. Builds libzmq, with a C++ compiler.
 //! - `http`: `metadata::HttpStore`, Mooncake's HTTP metadata service. Nothing foreign is built.
+//! - `etcd`: `metadata::EtcdStore`, names in an etcd cluster.
+//! - `redis`: `metadata::RedisStore`, names in a Redis server.
 //! - `ffi`: `ffi::FfiEngine`, the real engine through its C interface, loaded at run time: RDMA, GPU memory.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]

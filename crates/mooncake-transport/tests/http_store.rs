@@ -1,35 +1,32 @@
 //! The HTTP store against servers that do not behave.
 #![cfg(feature = "http")]
 
+mod scripted;
+
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mooncake_transport::metadata::{
-    AnswerError, HttpStore, HttpTimeouts, MetadataStore, StoreError,
+    AnswerError, HttpStore, MetadataStore, StoreError, StoreTimeouts,
 };
+use scripted::{silent_server, web_server};
 
-/// Serves every connection in turn with `serve`, which gets the head of the request.
+/// The address of a server that serves every request in turn with `serve`, which gets its head.
 fn server(mut serve: impl FnMut(TcpStream, String) + Send + 'static) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/metadata", listener.local_addr().unwrap());
-    thread::spawn(move || {
-        for mut stream in listener.incoming().map_while(Result::ok) {
-            let mut head = Vec::new();
-            let mut byte = [0];
-            while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|n| n == 1) {
-                head.push(byte[0]);
-            }
-            serve(stream, String::from_utf8(head).unwrap());
-        }
-    });
-    url
+    url(web_server(move |stream, head, _| serve(stream, head)))
+}
+
+fn url(address: SocketAddr) -> String {
+    format!("http://{address}/metadata")
 }
 
 /// A store with waits short enough for a test.
 fn store(url: &str) -> HttpStore {
-    let mut timeouts = HttpTimeouts::default();
+    let mut timeouts = StoreTimeouts::default();
     timeouts.total = Duration::from_millis(400);
     HttpStore::with_timeouts(url, timeouts).unwrap()
 }
@@ -46,19 +43,14 @@ fn answered(answer: &'static [u8]) -> Result<Option<Vec<u8>>, StoreError> {
 #[test]
 fn requests_and_answers_are_those_of_mooncakes_server() {
     let (sender, requests) = std::sync::mpsc::channel();
-    let url = server(move |mut stream, head| {
-        let len = head
-            .lines()
-            .find_map(|line| line.strip_prefix("Content-Length: "));
-        let mut body = vec![0; len.map_or(0, |len| len.parse().unwrap())];
-        stream.read_exact(&mut body).unwrap();
+    let server = web_server(move |mut stream, head, body| {
         let first = head.lines().next().unwrap().to_owned();
         sender.send((first, body)).unwrap();
         stream
             .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nvalue")
             .unwrap();
     });
-    let store = store(&url);
+    let store = store(&url(server));
     assert_eq!(store.get("a/b", 5), Ok(Some(b"value".to_vec())));
     store.put("a/b", b"{}").unwrap();
     assert_eq!(store.delete("a/b"), Ok(true));
@@ -84,7 +76,7 @@ fn codes_tell_a_missing_key_from_a_refusal() {
     ] {
         let error = answered(answer).unwrap_err();
         assert!(
-            matches!(error, StoreError::Refused { code, .. } if code == expected),
+            matches!(error, StoreError::Refused { status, .. } if status == expected),
             "{error:?}"
         );
     }
@@ -113,12 +105,7 @@ fn answers_that_are_cut_too_long_or_not_http_are_typed_errors() {
 
 #[test]
 fn silence_and_trickling_end_at_the_deadline_of_the_call() {
-    let silent = server(|stream, _| {
-        thread::spawn(move || {
-            thread::sleep(Duration::from_secs(5));
-            drop(stream);
-        });
-    });
+    let silent = url(silent_server());
     let trickling = server(|mut stream, _| {
         thread::spawn(move || {
             let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nA: ");
@@ -146,14 +133,55 @@ fn silence_and_trickling_end_at_the_deadline_of_the_call() {
 
 #[test]
 fn a_server_that_reads_nothing_of_a_long_value_ends_at_the_deadline() {
-    let url = server(|stream, _| {
-        thread::spawn(move || {
-            thread::sleep(Duration::from_secs(5));
-            drop(stream);
-        });
-    });
-    let error = store(&url).put("k", &vec![b' '; 64 << 20]).unwrap_err();
+    let error = store(&url(silent_server()))
+        .put("k", &vec![b' '; 64 << 20])
+        .unwrap_err();
     assert!(matches!(error, StoreError::Timeout { .. }), "{error:?}");
+}
+
+#[test]
+fn a_swap_compares_and_tells_a_refusal_from_a_value_that_is_there() {
+    // Mooncake's server, as far as this goes: it has one value, and refuses to replace it.
+    let kept = Arc::new(Mutex::new(Some(b"old".to_vec())));
+    let value = kept.clone();
+    let refuses_all = Arc::new(AtomicBool::new(false));
+    let refuses = refuses_all.clone();
+    let server = web_server(move |mut stream, head, body| {
+        let mut value = value.lock().unwrap();
+        let (status, text) = match (head.split(' ').next().unwrap(), value.clone()) {
+            ("GET", Some(value)) => (200, value),
+            ("GET", None) => (404, vec![]),
+            ("DELETE", _) => (if value.take().is_some() { 200 } else { 404 }, vec![]),
+            (_, Some(_)) => (400, vec![]),
+            (_, None) if refuses.load(Ordering::SeqCst) => (400, vec![]),
+            (_, None) => {
+                *value = Some(body);
+                (200, vec![])
+            }
+        };
+        let head = format!(
+            "HTTP/1.1 {status} x\r\nContent-Length: {}\r\n\r\n",
+            text.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(&text).unwrap();
+    });
+    let store = store(&url(server));
+    let is = |expected: Option<&[u8]>| assert_eq!(kept.lock().unwrap().as_deref(), expected);
+    assert_eq!(store.swap("k", None, Some(b"new")), Ok(false));
+    assert_eq!(store.swap("k", Some(b"o"), Some(b"new")), Ok(false));
+    assert_eq!(store.swap("k", Some(b"older"), None), Ok(false));
+    is(Some(b"old"));
+    assert_eq!(store.swap("k", Some(b"old"), Some(b"new")), Ok(true));
+    is(Some(b"new"));
+    assert_eq!(store.swap("k", Some(b"new"), None), Ok(true));
+    is(None);
+    assert_eq!(store.swap("k", Some(b"new"), Some(b"x")), Ok(false));
+    refuses_all.store(true, Ordering::SeqCst);
+    assert!(matches!(
+        store.swap("k", None, Some(b"x")),
+        Err(StoreError::Refused { status: 400, .. })
+    ));
 }
 
 #[test]

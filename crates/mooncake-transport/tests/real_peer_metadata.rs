@@ -1,67 +1,30 @@
-//! Real engines and ours find each other in Mooncake's own HTTP metadata server.
-#![cfg(feature = "http")]
+//! Real engines and ours find each other in the stores that both know: Mooncake's own HTTP metadata server,
+//! and etcd.
+#![cfg(all(feature = "http", feature = "etcd", feature = "redis"))]
 
 #[path = "peer/harness.rs"]
 mod harness;
 #[path = "peer/ours.rs"]
 #[allow(unused_imports, reason = "every test target uses its own part")]
 mod ours;
+#[path = "peer/servers.rs"]
+mod servers;
 #[path = "peer/stream.rs"]
 mod stream;
 
-use std::net::TcpListener;
 use std::sync::Arc;
 
 use harness::Peer;
-use harness::process::Process;
-use mooncake_transport::metadata::{
-    HttpStore, MetadataStore, RpcMeta, StoreConfig, StoreEngine, StoreError,
-};
-use mooncake_transport::tcp::TcpConfig;
+use mooncake_transport::metadata::{RpcMeta, StoreEngine, StoreError};
 use mooncake_transport::wire::descriptor::Descriptor;
-use mooncake_transport::{Access, Engine, EngineError, Op, Task};
+use mooncake_transport::{Access, Engine, EngineError, Op, Segment, Task};
 use ours::{assert_applied, eventually, settled};
 use serde_json::json;
+use servers::{Kind, Server, is_unreachable};
 use slab_memory::HostSlab;
 
 const LEN: u64 = (1 << 20) + 13;
 const SEED: u64 = 0xBEEF_0000_0000_0003;
-
-/// Mooncake's server, in a process of its own.
-struct Server {
-    process: Process,
-    port: u16,
-}
-
-impl Server {
-    fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        drop(listener);
-        let process = Self::run(port);
-        Self { process, port }
-    }
-
-    fn run(port: u16) -> Process {
-        let mut process = Process::start("metadata_server.py", []);
-        process.call(json!({ "port": port }));
-        process
-    }
-
-    fn url(&self) -> String {
-        format!("http://127.0.0.1:{}/metadata", self.port)
-    }
-
-    fn store(&self) -> Arc<HttpStore> {
-        Arc::new(HttpStore::new(&self.url()).unwrap())
-    }
-
-    fn engine(&self, name: &str) -> Result<StoreEngine, EngineError> {
-        let mut named = StoreConfig::default();
-        named.name = Some(name.to_owned());
-        StoreEngine::start(TcpConfig::default(), self.store(), named)
-    }
-}
 
 fn slab(seed: u64) -> Arc<HostSlab> {
     let slab = Arc::new(HostSlab::new(LEN).unwrap());
@@ -76,8 +39,7 @@ fn holds(slab: &HostSlab, seed: u64) -> bool {
     found == stream::bytes(seed, 0, LEN as usize)
 }
 
-fn transfer(engine: &StoreEngine, op: Op, peer: &str, remote: u64, memory: &Arc<HostSlab>) {
-    let segment = engine.open_segment(peer).unwrap();
+fn transfer(engine: &StoreEngine, op: Op, segment: Segment, remote: u64, memory: &Arc<HostSlab>) {
     let task = Task {
         op,
         segment,
@@ -90,35 +52,70 @@ fn transfer(engine: &StoreEngine, op: Op, peer: &str, remote: u64, memory: &Arc<
     assert_applied(&settled(&batch).tasks()[0].remote);
 }
 
-#[test]
-#[ignore = "needs-network: the Mooncake wheel"]
-fn our_engine_finds_a_real_one_writes_reads_notifies_and_probes_it() {
-    let server = Server::start();
-    let mut peer = Peer::start_named(&server.url(), "real");
+/// Makes a test of each of these for either store. The tests with etcd need both kinds of fixture.
+macro_rules! with_each_store {
+    ($($name:ident)*) => {
+        mod http {
+            $(
+                #[test]
+                #[ignore = "needs-network: the Mooncake wheel"]
+                fn $name() {
+                    super::$name(super::Kind::Http);
+                }
+            )*
+        }
+
+        mod etcd {
+            $(
+                #[test]
+                #[ignore = "needs-debian: etcd, and the Mooncake wheel"]
+                fn $name() {
+                    super::$name(super::Kind::Etcd);
+                }
+            )*
+        }
+    };
+}
+
+with_each_store! {
+    our_engine_finds_a_real_one_writes_reads_notifies_and_probes_it
+    a_real_engine_finds_ours_writes_reads_and_notifies_it
+    a_live_name_is_refused_and_a_crashed_one_is_replaced
+    a_real_engine_that_was_restarted_elsewhere_is_found_again
+    a_store_that_was_killed_is_an_error_while_open_segments_go_on_and_is_filled_again
+}
+
+fn our_engine_finds_a_real_one_writes_reads_notifies_and_probes_it(kind: Kind) {
+    let server = Server::start(kind);
+    let mut peer = Peer::start_named(&server.address(), "real");
     let memory = peer.allocate(LEN, 1);
     assert_eq!(peer.register(memory), 0);
     let engine = server.engine("ours").unwrap();
-    transfer(&engine, Op::Write, "real", memory.address, &slab(SEED));
+    let segment = engine.open_segment("real").unwrap();
+    transfer(
+        &engine,
+        Op::Write,
+        segment.clone(),
+        memory.address,
+        &slab(SEED),
+    );
     peer.assert_holds(memory, 0, LEN, SEED, 0);
     let sink = slab(2);
-    transfer(&engine, Op::Read, "real", memory.address, &sink);
+    transfer(&engine, Op::Read, segment.clone(), memory.address, &sink);
     assert!(holds(&sink, SEED));
     engine.probe("real").unwrap();
-    let segment = engine.open_segment("real").unwrap();
     engine.notify(&segment, "ours", "written").unwrap();
     eventually("the notification", || {
         peer.call(json!({"do": "notifies"}))["notifies"] == json!([["ours", "written"]])
     });
 }
 
-#[test]
-#[ignore = "needs-network: the Mooncake wheel"]
-fn a_real_engine_finds_ours_writes_reads_and_notifies_it() {
-    let server = Server::start();
+fn a_real_engine_finds_ours_writes_reads_and_notifies_it(kind: Kind) {
+    let server = Server::start(kind);
     let engine = server.engine("ours").unwrap();
     let ours = slab(1);
     let _registration = engine.register(ours.clone(), Access::RemoteWrite).unwrap();
-    let mut peer = Peer::start_named(&server.url(), "real");
+    let mut peer = Peer::start_named(&server.address(), "real");
     let source = peer.allocate(LEN, SEED);
     let sink = peer.allocate(LEN, 2);
     assert_eq!(peer.register(source), 0);
@@ -143,12 +140,10 @@ fn a_real_engine_finds_ours_writes_reads_and_notifies_it() {
     });
 }
 
-#[test]
-#[ignore = "needs-network: the Mooncake wheel"]
-fn a_live_name_is_refused_to_either_side_and_a_crashed_one_is_replaced() {
-    let server = Server::start();
+fn a_live_name_is_refused_and_a_crashed_one_is_replaced(kind: Kind) {
+    let server = Server::start(kind);
     let store = server.store();
-    let mut peer = Peer::start_named(&server.url(), "name");
+    let mut peer = Peer::start_named(&server.address(), "name");
     let memory = peer.allocate(LEN, 1);
     assert_eq!(peer.register(memory), 0);
     assert!(matches!(
@@ -163,64 +158,91 @@ fn a_live_name_is_refused_to_either_side_and_a_crashed_one_is_replaced() {
     // Nothing of what the dead engine had registered is offered.
     let text = store.get("mooncake/ram/name", 1 << 20).unwrap().unwrap();
     assert!(Descriptor::decode(&text).unwrap().buffers.is_empty());
-    assert!(Peer::try_start_named(&server.url(), "name").is_err());
-    engine.close().unwrap();
-    assert_eq!(store.get("mooncake/ram/name", 1 << 20), Ok(None));
-    assert_eq!(store.get("mooncake/rpc_meta/name", 1 << 20), Ok(None));
-    // A real engine can have it then.
-    let _peer = Peer::start_named(&server.url(), "name");
-    let text = store.get("mooncake/rpc_meta/name", 1 << 20).unwrap();
-    assert_eq!(RpcMeta::decode(&text.unwrap()).unwrap().host, "127.0.0.1");
+    let host = || {
+        let text = store.get("mooncake/rpc_meta/name", 1 << 20).unwrap();
+        RpcMeta::decode(&text.unwrap()).unwrap().host
+    };
+    if kind == Kind::Http {
+        // Mooncake's server protects the name of ours as well.
+        assert!(Peer::try_start_named(&server.address(), "name").is_err());
+        engine.close().unwrap();
+        assert_eq!(store.get("mooncake/ram/name", 1 << 20), Ok(None));
+        assert_eq!(store.get("mooncake/rpc_meta/name", 1 << 20), Ok(None));
+        let _peer = Peer::start_named(&server.address(), "name");
+        assert_eq!(host(), "127.0.0.1");
+    } else {
+        // etcd does not, and a real engine does not look: ours says so and leaves it the name.
+        let _peer = Peer::start_named(&server.address(), "name");
+        assert!(matches!(
+            engine.republish(),
+            Err(StoreError::NameTaken { .. })
+        ));
+        engine.close().unwrap();
+        assert_eq!(host(), "127.0.0.1");
+        assert!(store.exists("mooncake/ram/name").unwrap());
+    }
 }
 
-#[test]
-#[ignore = "needs-network: the Mooncake wheel"]
-fn a_real_engine_that_was_restarted_elsewhere_is_found_again() {
-    let server = Server::start();
+fn a_real_engine_that_was_restarted_elsewhere_is_found_again(kind: Kind) {
+    let server = Server::start(kind);
     let engine = server.engine("ours").unwrap();
-    let mut peer = Peer::start_named(&server.url(), "real");
+    let mut peer = Peer::start_named(&server.address(), "real");
     let memory = peer.allocate(LEN, 1);
     assert_eq!(peer.register(memory), 0);
-    transfer(&engine, Op::Write, "real", memory.address, &slab(SEED));
     // Kept open over the restart.
-    let _segment = engine.open_segment("real").unwrap();
+    let open = engine.open_segment("real").unwrap();
+    transfer(&engine, Op::Write, open, memory.address, &slab(SEED));
+    let _open = engine.open_segment("real").unwrap();
     peer.kill();
-    server.store().delete("mooncake/rpc_meta/real").unwrap();
+    if kind == Kind::Http {
+        // A real engine cannot take its own name back there.
+        server.store().delete("mooncake/rpc_meta/real").unwrap();
+    }
     server.store().delete("mooncake/ram/real").unwrap();
-    let mut peer = Peer::start_named(&server.url(), "real");
+    let mut peer = Peer::start_named(&server.address(), "real");
     let memory = peer.allocate(LEN, 1);
     assert_eq!(peer.register(memory), 0);
-    transfer(&engine, Op::Write, "real", memory.address, &slab(SEED));
+    let segment = engine.open_segment("real").unwrap();
+    transfer(&engine, Op::Write, segment, memory.address, &slab(SEED));
     peer.assert_holds(memory, 0, LEN, SEED, 0);
 }
 
-#[test]
-#[ignore = "needs-network: the Mooncake wheel"]
-fn a_store_that_is_down_is_an_error_and_one_that_comes_back_empty_is_filled_again() {
-    let mut server = Server::start();
+fn a_store_that_was_killed_is_an_error_while_open_segments_go_on_and_is_filled_again(kind: Kind) {
+    let mut server = Server::start(kind);
     let engine = server.engine("ours").unwrap();
     let ours = slab(1);
     let registration = engine.register(ours.clone(), Access::RemoteWrite).unwrap();
-    server.process.kill();
-    let down = |result: Result<(), EngineError>| {
-        assert!(
-            matches!(
-                result,
-                Err(EngineError::Store(StoreError::Unreachable { .. }))
-            ),
-            "{result:?}"
-        );
-    };
-    down(engine.open_segment("real").map(drop));
-    down(engine.republish().map_err(EngineError::from));
-    down(engine.register(slab(2), Access::RemoteRead).map(drop));
-    server.process = Server::run(server.port);
-    engine.republish().unwrap();
-    let mut peer = Peer::start_named(&server.url(), "real");
+    let mut peer = Peer::start_named(&server.address(), "real");
     let source = peer.allocate(LEN, SEED);
+    assert_eq!(peer.register(source), 0);
+    let open = engine.open_segment("real").unwrap();
     let there = [(0, ours.address(), LEN)];
     assert_eq!(peer.transfer("write", "ours", source, &there), 0);
+    server.kill();
+    for result in [
+        engine.open_segment("real").map(drop),
+        engine.republish().map_err(EngineError::from),
+        engine.register(slab(2), Access::RemoteRead).map(drop),
+    ] {
+        assert!(is_unreachable(&result.unwrap_err()));
+    }
+    // Whatever was open goes on, in both directions.
+    let sink = slab(3);
+    transfer(&engine, Op::Read, open, source.address, &sink);
+    assert!(holds(&sink, SEED));
+    ours.copy_in(0, &vec![0; LEN as usize]).unwrap();
+    assert_eq!(peer.transfer("write", "ours", source, &there), 0);
     assert!(holds(&ours, SEED));
+    // What the store has lost is put back without a call.
+    server.run_empty();
+    let store = server.store();
+    eventually("the entry", || {
+        store.exists("mooncake/ram/ours").unwrap_or(false)
+    });
+    let mut late = Peer::start_named(&server.address(), "late");
+    let source = late.allocate(LEN, SEED + 1);
+    assert_eq!(late.transfer("write", "ours", source, &there), 0);
+    assert!(holds(&ours, SEED + 1));
     registration.unregister().unwrap();
-    assert_ne!(peer.transfer("write", "ours", source, &there), 0);
+    assert_ne!(late.transfer("write", "ours", source, &there), 0);
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use mooncake_transport::metadata::{MetadataStore, StoreConfig, StoreEngine, StoreError};
 use mooncake_transport::tcp::TcpConfig;
+use mooncake_transport::wire::descriptor::{Descriptor, DescriptorError};
 use mooncake_transport::{Access, Engine, EngineError, Op, Task};
 use slab_memory::HostSlab;
 
@@ -34,6 +35,23 @@ impl MetadataStore for Shelf {
     fn delete(&self, key: &str) -> Result<bool, StoreError> {
         Ok(self.0.lock().unwrap().remove(key).is_some())
     }
+
+    fn swap(
+        &self,
+        key: &str,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<bool, StoreError> {
+        let mut entries = self.0.lock().unwrap();
+        if entries.get(key).map(Vec::as_slice) != expected {
+            return Ok(false);
+        }
+        match new {
+            Some(new) => drop(entries.insert(key.into(), new.into())),
+            None => drop(entries.remove(key)),
+        }
+        Ok(true)
+    }
 }
 
 fn start(shelf: &Arc<Shelf>, name: &str) -> Result<StoreEngine, EngineError> {
@@ -57,6 +75,16 @@ fn write(engine: &StoreEngine, peer: &str, remote: u64, text: &[u8]) -> bool {
     let batch = engine.submit(vec![task]).map_err(|r| r.cause).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     batch.wait(Some(deadline)).unwrap().is_applied()
+}
+
+/// Asks `check` until it says yes.
+#[track_caller]
+fn until(mut check: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !check() {
+        assert!(Instant::now() < deadline, "in vain");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
@@ -146,4 +174,155 @@ fn an_open_segment_is_led_to_where_the_peer_was_restarted() {
     let mut found = [0; 3];
     slab.copy_out(0, &mut found).unwrap();
     assert_eq!(&found, b"two");
+}
+
+#[test]
+fn what_the_store_loses_is_put_back_without_a_call() {
+    let shelf = Arc::new(Shelf::default());
+    let mut named = StoreConfig::default();
+    named.name = Some("target".to_owned());
+    named.cluster = "test".to_owned();
+    named.look_every = Some(Duration::from_millis(20));
+    let target = StoreEngine::start(TcpConfig::default(), shelf.clone(), named).unwrap();
+    let slab = Arc::new(HostSlab::new(64).unwrap());
+    let _registration = target.register(slab.clone(), Access::RemoteWrite).unwrap();
+    let before = shelf.0.lock().unwrap().clone();
+    shelf.0.lock().unwrap().clear();
+    until(|| shelf.0.lock().unwrap().len() == before.len());
+    let source = start(&shelf, "source").unwrap();
+    assert!(write(&source, "target", slab.address(), b"bytes"));
+}
+
+#[test]
+fn memory_unregistered_where_nobody_may_wait_is_taken_off_the_entry_all_the_same() {
+    let shelf = Arc::new(Shelf::default());
+    let target = start(&shelf, "target").unwrap();
+    let source = start(&shelf, "source").unwrap();
+    let slab = Arc::new(HostSlab::new(64).unwrap());
+    let _target = target.register(slab.clone(), Access::RemoteWrite).unwrap();
+    let listed = Arc::new(HostSlab::new(64).unwrap());
+    let registration = source.register(listed.clone(), Access::RemoteRead).unwrap();
+    let lists = |address: u64| {
+        let value = shelf
+            .get("mooncake/test/ram/source", 1 << 20)
+            .unwrap()
+            .unwrap();
+        Descriptor::decode(&value)
+            .unwrap()
+            .buffers
+            .iter()
+            .any(|b| b.address == address)
+    };
+    assert!(lists(listed.address()));
+    // Its drop is on the engine's own thread.
+    let task = Task {
+        op: Op::Write,
+        segment: source.open_segment("target").unwrap(),
+        remote: slab.address(),
+        memory: Arc::new(HostSlab::new(64).unwrap()),
+        range: 0..8,
+        hold: Box::new(registration),
+    };
+    let batch = source.submit(vec![task]).map_err(|r| r.cause).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    assert!(batch.wait(Some(deadline)).unwrap().is_applied());
+    until(|| !lists(listed.address()));
+}
+
+#[test]
+fn an_engine_dropped_on_its_own_thread_withdraws_its_entry() {
+    let shelf = Arc::new(Shelf::default());
+    let target = start(&shelf, "target").unwrap();
+    let slab = Arc::new(HostSlab::new(64).unwrap());
+    let _target = target.register(slab.clone(), Access::RemoteWrite).unwrap();
+    let source = Arc::new(start(&shelf, "source").unwrap());
+    let task = Task {
+        op: Op::Write,
+        segment: source.open_segment("target").unwrap(),
+        remote: slab.address(),
+        memory: Arc::new(HostSlab::new(64).unwrap()),
+        range: 0..8,
+        hold: Box::new(source.clone()),
+    };
+    let batch = source.submit(vec![task]).map_err(|r| r.cause).unwrap();
+    drop(source);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    assert!(batch.wait(Some(deadline)).unwrap().is_applied());
+    until(|| {
+        shelf
+            .get("mooncake/test/rpc_meta/source", 1 << 20)
+            .unwrap()
+            .is_none()
+    });
+    assert_eq!(shelf.get("mooncake/test/ram/source", 1 << 20), Ok(None));
+}
+
+#[test]
+fn values_that_no_engine_writes_are_typed_errors() {
+    let shelf = Arc::new(Shelf::default());
+    let engine = start(&shelf, "ours").unwrap();
+    let good =
+        r#"{"protocol":"tcp","tcp_data_port":1,"tcp_proto_version":2,"name":"p","buffers":[]"#;
+    let set = |kind: &str, value: &str| {
+        shelf
+            .put(&format!("mooncake/test/{kind}/p"), value.as_bytes())
+            .unwrap();
+    };
+    // A wildcard that would be dialled on this very machine.
+    set("ram", &format!(r#"{good},"tcp_data_host":"0.0.0.0"}}"#));
+    assert!(matches!(
+        engine.open_segment("p"),
+        Err(EngineError::Descriptor {
+            source: DescriptorError::NoHost,
+            ..
+        })
+    ));
+    for text in [
+        "",
+        "no JSON",
+        "[]",
+        "\"text\"",
+        "7",
+        r#"{"protocol":"tcp","tcp_data_port":"1"}"#,
+    ] {
+        set("ram", text);
+        let error = engine.open_segment("p").unwrap_err();
+        assert!(
+            matches!(error, EngineError::Descriptor { .. }),
+            "{text}: {error:?}"
+        );
+    }
+    set("ram", &"x".repeat(17 << 20));
+    assert!(matches!(
+        engine.open_segment("p"),
+        Err(EngineError::Store(StoreError::TooLong { .. }))
+    ));
+    // Without a data host the other key says where the peer is.
+    set("ram", &format!("{good}}}"));
+    assert!(matches!(
+        engine.open_segment("p"),
+        Err(EngineError::Store(StoreError::NotPublished { .. }))
+    ));
+    for text in [
+        "no JSON",
+        "[]",
+        "{}",
+        r#"{"ip_or_host_name":"0.0.0.0","rpc_port":1}"#,
+        r#"{"ip_or_host_name":7,"rpc_port":"x"}"#,
+        r#"{"ip_or_host_name":"a","rpc_port":0}"#,
+    ] {
+        set("rpc_meta", text);
+        for error in [
+            engine.open_segment("p").unwrap_err(),
+            engine.probe("p").unwrap_err(),
+        ] {
+            let is_value = matches!(error, EngineError::Store(StoreError::Value { .. }));
+            assert!(is_value, "{text}: {error:?}");
+        }
+        // Nor is the name taken over: who wrote that is not known.
+        assert!(matches!(
+            start(&shelf, "p"),
+            Err(EngineError::Store(StoreError::Value { .. }))
+        ));
+    }
 }

@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use slab_memory::Memory;
 
 use super::MetadataStore;
 use super::error::{StoreError, ValueError};
+use super::keeper::Keeper;
 use super::key::Keys;
 use super::publisher::{Holder, Publisher};
 use super::value::RpcMeta;
@@ -17,8 +19,11 @@ use crate::registration::{Access, Registration};
 use crate::segment::Segment;
 use crate::tcp::{TcpConfig, TcpEngine};
 
+/// Shortest time between two looks at an entry.
+const LOOK_EVERY_MIN: Duration = Duration::from_millis(10);
+
 /// Under which name an engine is in a metadata store.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StoreConfig {
     /// Name of the engine, by which peers open it; where it listens if `None`. Any text of up to 512
@@ -27,17 +32,33 @@ pub struct StoreConfig {
     /// Cluster id, which for real engines is `MC_METADATA_CLUSTER_ID`; empty for none. Engines find only
     /// those of their own cluster.
     pub cluster: String,
+    /// How often the engine looks whether its entry is still in the store, and puts it back if not:
+    /// after the store was restarted without its contents, or while it could not be reached. Each look is two short
+    /// requests. Default 10 s; less than 10 ms counts as 10 ms; `None` for never.
+    pub look_every: Option<Duration>,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self {
+            name: None,
+            cluster: String::new(),
+            look_every: Some(Duration::from_secs(10)),
+        }
+    }
 }
 
 /// A [`TcpEngine`] that publishes itself in a metadata store and finds its peers there.
 ///
 /// Every call that needs the store asks it anew, so that after a store was unreachable the next call
-/// succeeds. A store that has lost its contents gets the entry back at the next registration, or by
+/// succeeds. A store that has lost its contents gets the entry back at the next look of the engine's keeper, a
+/// thread of its own ([`StoreConfig::look_every`]), at the next registration, or by
 /// [`republish`](StoreEngine::republish). Dropping the engine withdraws the entry, as
-/// [`close`](StoreEngine::close) does.
+/// [`close`](StoreEngine::close) does; that waits for up to five calls to the store.
 pub struct StoreEngine {
     name: String,
     publisher: Arc<Publisher>,
+    keeper: Keeper,
     engine: Arc<TcpEngine>,
 }
 
@@ -50,7 +71,7 @@ impl StoreEngine {
     ///
     /// # Errors
     /// [`StoreError::NameTaken`] if an engine answers where the entry points, or if it cannot be told;
-    /// [`EngineError::NotListening`]; those of [`TcpEngine::start`] and of the store.
+    /// [`StoreError::Contended`]; [`EngineError::NotListening`]; those of [`TcpEngine::start`] and of the store.
     pub fn start(
         config: TcpConfig,
         store: Arc<dyn MetadataStore>,
@@ -73,22 +94,33 @@ impl StoreEngine {
         let publisher = Publisher::claim(store, keys, &name, rpc_meta, |found| {
             look_for(&engine, found, &ours)
         })?;
+        let publisher = Arc::new(publisher);
+        let every = named.look_every.map(|every| every.max(LOOK_EVERY_MIN));
+        let of = Arc::downgrade(&engine);
+        let descriptor = move || of.upgrade().map(|engine| engine.descriptor_text());
+        let keeper = Keeper::start(Arc::clone(&publisher), every, descriptor).map_err(|error| {
+            publisher.withdraw_or_say();
+            EngineError::Start {
+                source: error.into(),
+            }
+        })?;
         let engine = Self {
             name,
-            publisher: Arc::new(publisher),
+            publisher,
+            keeper,
             engine,
         };
         engine.republish()?;
         Ok(engine)
     }
 
-    /// Writes the entry again: after the store has lost it, or after
-    /// [`Registration::unregister`] could not reach the store.
+    /// Writes the entry again at once, where the keeper would do it at its next look.
     ///
     /// # Errors
     /// [`StoreError::NameTaken`] if another engine has taken the name meanwhile; those of the store.
     pub fn republish(&self) -> Result<(), StoreError> {
-        self.publisher.publish(|| self.engine.descriptor_text())
+        let descriptor = || Some(self.engine.descriptor_text());
+        self.publisher.publish(descriptor)
     }
 
     /// Withdraws the entry, unless another engine has taken the name, and ends the engine.
@@ -162,14 +194,19 @@ impl Engine for StoreEngine {
         }
         let publisher = Arc::clone(&self.publisher);
         let engine = Arc::downgrade(&self.engine);
+        let wake = self.keeper.waker();
         let deregister = move || {
             inner.unregister()?;
-            // Peers cannot reach the memory any more, whatever the store says of it. The engine's own
-            // thread must not wait for the store; without an engine the entry is withdrawn.
-            if let Some(engine) = engine.upgrade()
-                && !engine.is_own_thread()
-                && let Err(error) = publisher.publish(|| engine.descriptor_text())
-            {
+            // Peers cannot reach the memory any more, whatever the store says of it. Without an engine the
+            // entry is withdrawn.
+            let Some(engine) = engine.upgrade() else {
+                return Ok(());
+            };
+            if engine.is_own_thread() {
+                // Which must not wait for the store.
+                publisher.mark_stale();
+                wake();
+            } else if let Err(error) = publisher.publish(|| Some(engine.descriptor_text())) {
                 tracing::warn!(%error, "memory is still listed in the metadata store");
             }
             Ok(())
@@ -217,10 +254,13 @@ impl Engine for StoreEngine {
 
 impl Drop for StoreEngine {
     fn drop(&mut self) {
-        // After `close` there is nothing left to withdraw.
-        if let Err(error) = self.publisher.withdraw() {
-            tracing::warn!(name = self.name, %error, "the entry stays in the metadata store");
+        if self.engine.is_own_thread() {
+            self.keeper.end_and_withdraw();
+            return;
         }
+        // After `close` there is nothing left to withdraw.
+        self.publisher.withdraw_or_say();
+        self.keeper.end();
     }
 }
 

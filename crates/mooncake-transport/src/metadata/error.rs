@@ -32,24 +32,43 @@ pub enum StoreError {
         /// The system's answer.
         source: IoFailure,
     },
-    /// What answered does not speak HTTP as a metadata store does: check the address.
-    #[cfg(feature = "http")]
-    #[error("what answers at {store} is no metadata store")]
+    /// What answered is no store of that kind: check the address.
+    #[error("what answers at {store} is no metadata store of that kind")]
     Answer {
         /// The store.
         store: String,
         /// What is wrong with the answer.
-        source: super::AnswerError,
+        source: AnswerError,
     },
     /// The store refused the request: check the address and its path, and the store's log.
-    #[error("the metadata store at {store} answered {code} for the key {key:?}")]
+    #[error("the metadata store at {store} answered with the status {status} for the key {key:?}")]
     Refused {
         /// The store.
         store: String,
         /// The key asked for.
         key: String,
-        /// The store's code; for HTTP the status.
-        code: u32,
+        /// Status of the HTTP answer.
+        status: u16,
+    },
+    /// The Redis server answered with an error, which says what it lacks: memory, a role, a permission.
+    #[error("the metadata store at {store} answered {reply:?} for the key {key:?}")]
+    ErrorReply {
+        /// The store.
+        store: String,
+        /// The key asked for.
+        key: String,
+        /// The server's words, at most 200 characters.
+        reply: String,
+    },
+    /// The Redis server takes no calls from us: correct user, password or database in its address.
+    #[error("the metadata store at {store} answered {reply:?} to {command}")]
+    Denied {
+        /// The store.
+        store: String,
+        /// The command that was refused, without its arguments.
+        command: &'static str,
+        /// The server's words, at most 200 characters.
+        reply: String,
     },
     /// A value is longer than is read.
     #[error("the value of the key {key:?} has more than {max} bytes")]
@@ -84,12 +103,51 @@ pub enum StoreError {
         /// Whether it has answered; otherwise it is not known to be gone.
         answers: bool,
     },
+    /// Other engines change the key at the same time: try again.
+    #[error("the key {key:?} is being changed by others")]
+    Contended {
+        /// The key.
+        key: String,
+    },
     /// A name or a cluster id that has no key: it is empty, too long, or has a character that it must not have.
     #[error("{name:?} cannot be a part of a key")]
     Name {
         /// The name.
         name: String,
     },
+}
+
+/// Why the answer of a store was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AnswerError {
+    /// The answer does not start like one of HTTP.
+    #[error("the answer is not HTTP/1")]
+    NotHttp,
+    /// The answer ends before it should.
+    #[error("the answer is cut off")]
+    CutOff,
+    /// A line of the head is too long, or there are too many.
+    #[error("the head of the answer is too long")]
+    HeadTooLong,
+    /// A header has no colon, or one that says where the body ends cannot be read, or two disagree.
+    #[error("a header of the answer is malformed")]
+    Header,
+    /// Nothing says where the body ends, so that a cut one would pass for a whole one.
+    #[error("the answer has no length")]
+    NoLength,
+    /// The body has an encoding other than chunks.
+    #[error("the answer has an encoding that was not asked for")]
+    Encoding,
+    /// A chunk of the body is malformed.
+    #[error("a chunk of the answer is malformed")]
+    Chunk,
+    /// The body is not what the JSON gateway of etcd answers.
+    #[error("the answer is none of etcd's JSON gateway")]
+    NotEtcd,
+    /// The reply is not in the protocol of Redis, or of a kind that the command does not have.
+    #[error("the reply is none of a Redis server")]
+    NotRedis,
 }
 
 /// Why a value of a metadata store was refused.

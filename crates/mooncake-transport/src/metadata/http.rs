@@ -1,48 +1,26 @@
 //! Mooncake's HTTP metadata service, over plain TCP connections.
-//!
-//! One request a connection, so that a store that was restarted is reached again by the next call.
 
-mod answer;
-mod url;
+use std::fmt::Write as _;
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::time::{Duration, Instant};
-
-pub use self::answer::AnswerError;
-use self::answer::{AnswerFailure, read_answer};
-use self::url::StoreUrl;
-pub use self::url::StoreUrlError;
 use super::MetadataStore;
+use super::address::{Authority, StoreAddressError, check_len};
+use super::dial::{Dialer, Share};
 use super::error::StoreError;
+use super::timeouts::StoreTimeouts;
+use super::web::{Answer, Request, ask};
 
-/// Addresses of the store's host that are tried in turn.
-const ADDRESSES_MAX: usize = 4;
-
-/// Bounds of the waits for an HTTP metadata store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct HttpTimeouts {
-    /// For a connection, per address. Default 1.5 s.
-    pub connect: Duration,
-    /// For a call as a whole, name resolution apart. Default 3 s.
-    pub total: Duration,
-}
-
-impl Default for HttpTimeouts {
-    fn default() -> Self {
-        Self {
-            connect: Duration::from_millis(1_500),
-            total: Duration::from_secs(3),
-        }
-    }
-}
+/// Longest answer to a request whose answer is not used.
+const IGNORED_BODY_MAX: u64 = 64 << 10;
 
 /// An HTTP metadata store: `GET`, `PUT` and `DELETE` of `URL?key=KEY`.
+///
+/// Its [`swap`](MetadataStore::swap) is several requests: two engines that replace the same entry at the
+/// same time may both succeed for a moment, and the later one keeps it. Mooncake's server refuses to
+/// replace the value that claims a name, so that of two engines that claim a name which is free one is refused.
 #[derive(Clone, Debug)]
 pub struct HttpStore {
-    url: StoreUrl,
-    timeouts: HttpTimeouts,
+    dialer: Dialer,
+    path: String,
 }
 
 impl HttpStore {
@@ -50,178 +28,185 @@ impl HttpStore {
     /// Mooncake package is `/metadata`. Connects to nothing.
     ///
     /// # Errors
-    /// [`StoreUrlError`].
-    pub fn new(url: &str) -> Result<Self, StoreUrlError> {
-        Self::with_timeouts(url, HttpTimeouts::default())
+    /// [`StoreAddressError`].
+    pub fn new(url: &str) -> Result<Self, StoreAddressError> {
+        Self::with_timeouts(url, StoreTimeouts::default())
     }
 
-    /// As [`new`](HttpStore::new), with waits of the caller's choice. Waits below 1 ms count as 1 ms,
-    /// those above a day as a day.
+    /// As [`new`](HttpStore::new), with waits of the caller's choice.
     ///
     /// # Errors
-    /// [`StoreUrlError`].
-    pub fn with_timeouts(url: &str, timeouts: HttpTimeouts) -> Result<Self, StoreUrlError> {
-        let bounded =
-            |wait: Duration| wait.clamp(Duration::from_millis(1), Duration::from_secs(86_400));
+    /// [`StoreAddressError`].
+    pub fn with_timeouts(url: &str, timeouts: StoreTimeouts) -> Result<Self, StoreAddressError> {
+        check_len(url)?;
+        if url.starts_with("https://") {
+            return Err(StoreAddressError::Tls);
+        }
+        let expected = "http://";
+        let rest = url
+            .strip_prefix(expected)
+            .ok_or(StoreAddressError::Scheme { expected })?;
+        let at = rest.find('/').ok_or(StoreAddressError::Path)?;
+        let (authority, path) = rest.split_at(at);
+        let of_path = |byte: u8| byte.is_ascii_graphic() && !b"?#\"<>\\^`{|}".contains(&byte);
+        if !path.bytes().all(of_path) {
+            return Err(StoreAddressError::Path);
+        }
+        let authority = Authority::parse(authority, Some(80))?;
         Ok(Self {
-            url: StoreUrl::parse(url)?,
-            timeouts: HttpTimeouts {
-                connect: bounded(timeouts.connect),
-                total: bounded(timeouts.total),
-            },
+            dialer: Dialer::new(url.to_owned(), authority, timeouts),
+            path: path.to_owned(),
         })
     }
 
-    fn store(&self) -> String {
-        self.url.text().to_owned()
-    }
-
-    fn timeout(&self) -> StoreError {
-        StoreError::Timeout {
-            store: self.store(),
-            timeout_ms: u64::try_from(self.timeouts.total.as_millis()).unwrap_or(u64::MAX),
-        }
-    }
-
-    fn broken(&self, error: &io::Error) -> StoreError {
-        match error.kind() {
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.timeout(),
-            _ => StoreError::Connection {
-                store: self.store(),
-                source: error.into(),
-            },
-        }
-    }
-
-    fn connect(&self, deadline: Instant) -> Result<TcpStream, StoreError> {
-        let unreachable = |error: &io::Error| StoreError::Unreachable {
-            store: self.store(),
-            source: error.into(),
-        };
-        let addresses: Vec<SocketAddr> = (self.url.host(), self.url.port())
-            .to_socket_addrs()
-            .map_err(|error| unreachable(&error))?
-            .take(ADDRESSES_MAX)
-            .collect();
-        let mut last = io::Error::from(io::ErrorKind::NotFound);
-        for address in addresses {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(self.timeout());
-            }
-            match TcpStream::connect_timeout(&address, left.min(self.timeouts.connect)) {
-                Ok(stream) => return Ok(stream),
-                Err(error) => last = error,
-            }
-        }
-        Err(unreachable(&last))
-    }
-
-    /// One request; returns the status and the body, which is read only for status 200.
     fn ask(
         &self,
-        method: &str,
+        method: &'static str,
         key: &str,
         body: Option<&[u8]>,
         len_max: u64,
-    ) -> Result<(u16, Vec<u8>), StoreError> {
-        let head = self.url.request(method, key, body.map(<[u8]>::len));
-        // After the resolver, whose waits are the system's.
-        let stream = {
-            let deadline = Instant::now() + self.timeouts.total;
-            Timed {
-                stream: self.connect(deadline)?,
-                deadline,
-            }
+    ) -> Result<Answer, StoreError> {
+        let request = Request {
+            method,
+            target: &self.target(key),
+            body,
+            key,
+            len_max,
         };
-        let mut stream = stream;
-        let mut request = head.into_bytes();
-        request.extend_from_slice(body.unwrap_or_default());
-        // A store may answer, and close, before it has read all of a body that it refuses.
-        let sent = stream.write_all(&request);
-        match read_answer(&mut stream, len_max) {
-            Ok(answer) => Ok(answer),
-            Err(AnswerFailure::Io(error)) => {
-                Err(self.broken(sent.as_ref().err().unwrap_or(&error)))
-            }
-            Err(AnswerFailure::TooLong) => Err(StoreError::TooLong {
-                key: key.to_owned(),
-                max: len_max,
-            }),
-            Err(AnswerFailure::Malformed(source)) => Err(StoreError::Answer {
-                store: self.store(),
-                source,
-            }),
-        }
+        ask(&self.dialer, Share::ALL, &request)
     }
 
-    fn refused(&self, key: &str, code: u16) -> StoreError {
+    /// Path and query of the requests for `key`.
+    fn target(&self, key: &str) -> String {
+        let mut text = format!("{}?key=", self.path);
+        for byte in key.bytes() {
+            // Everything but the unreserved characters of URIs is escaped, as real engines do. Writing to
+            // a string never fails.
+            let _ = if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+                text.write_char(char::from(byte))
+            } else {
+                write!(text, "%{byte:02X}")
+            };
+        }
+        text
+    }
+
+    fn refused(&self, key: &str, answer: &Answer) -> StoreError {
         StoreError::Refused {
-            store: self.store(),
+            store: self.dialer.store(),
             key: key.to_owned(),
-            code: u32::from(code),
+            status: answer.status,
         }
     }
 }
 
-/// Longest answer to a request whose answer is not used.
-const IGNORED_BODY_MAX: u64 = 64 << 10;
-
 impl MetadataStore for HttpStore {
     fn get(&self, key: &str, len_max: u64) -> Result<Option<Vec<u8>>, StoreError> {
-        match self.ask("GET", key, None, len_max)? {
-            (200, value) => Ok(Some(value)),
-            (404, _) => Ok(None),
-            (code, _) => Err(self.refused(key, code)),
+        let answer = self.ask("GET", key, None, len_max)?;
+        match answer.status {
+            200 => Ok(Some(answer.body)),
+            404 => Ok(None),
+            _ => Err(self.refused(key, &answer)),
         }
     }
 
     fn put(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        match self.ask("PUT", key, Some(value), IGNORED_BODY_MAX)? {
-            (200, _) => Ok(()),
-            (code, _) => Err(self.refused(key, code)),
+        let answer = self.ask("PUT", key, Some(value), IGNORED_BODY_MAX)?;
+        match answer.status {
+            200 => Ok(()),
+            _ => Err(self.refused(key, &answer)),
         }
     }
 
     fn delete(&self, key: &str) -> Result<bool, StoreError> {
-        match self.ask("DELETE", key, None, IGNORED_BODY_MAX)? {
-            (200, _) => Ok(true),
-            (404, _) => Ok(false),
-            (code, _) => Err(self.refused(key, code)),
+        let answer = self.ask("DELETE", key, None, IGNORED_BODY_MAX)?;
+        match answer.status {
+            200 => Ok(true),
+            404 => Ok(false),
+            _ => Err(self.refused(key, &answer)),
+        }
+    }
+
+    fn swap(
+        &self,
+        key: &str,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<bool, StoreError> {
+        let len_max = expected.map_or(0, <[u8]>::len) as u64;
+        let is_expected = match self.get(key, len_max) {
+            Ok(found) => found.as_deref() == expected,
+            Err(StoreError::TooLong { .. }) => false,
+            Err(error) => return Err(error),
+        };
+        if !is_expected {
+            return Ok(false);
+        }
+        // Mooncake's server does not replace the values that claim a name.
+        if expected.is_some() && !self.delete(key)? {
+            return Ok(false);
+        }
+        let Some(new) = new else {
+            return Ok(true);
+        };
+        match self.put(key, new) {
+            Err(StoreError::Refused { .. }) if self.exists(key)? => Ok(false),
+            put => put.map(|()| true),
         }
     }
 }
 
-/// A connection whose reads and writes end at a deadline, however little each of them moves.
-struct Timed {
-    stream: TcpStream,
-    deadline: Instant,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Timed {
-    fn left(&self) -> io::Result<Duration> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        Ok(left)
-    }
-}
-
-impl Read for Timed {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(self.left()?))?;
-        self.stream.read(buffer)
-    }
-}
-
-impl Write for Timed {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(self.left()?))?;
-        self.stream.write(bytes)
+    #[test]
+    fn host_port_and_path_are_found() {
+        let check = |text, authority, path| {
+            let store = HttpStore::new(text).unwrap();
+            assert_eq!((store.dialer.authority(), &*store.path), (authority, path));
+        };
+        check(
+            "http://127.0.0.1:8080/metadata",
+            "127.0.0.1:8080",
+            "/metadata",
+        );
+        check("http://store/a/b", "store", "/a/b");
+        check("http://[::1]:9/", "[::1]:9", "/");
+        check("http://[::1]/m", "[::1]", "/m");
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
+    #[test]
+    fn addresses_that_cannot_work_are_refused_each_for_its_reason() {
+        let check =
+            |text: &str, error| assert_eq!(HttpStore::new(text).err(), Some(error), "{text}");
+        let scheme = || StoreAddressError::Scheme {
+            expected: "http://",
+        };
+        check("https://a/m", StoreAddressError::Tls);
+        check("a:1/m", scheme());
+        check("P2PHANDSHAKE", scheme());
+        check("http://a:1", StoreAddressError::Path);
+        check("http://a/m?key=", StoreAddressError::Path);
+        check("http://a/m\r\nX: y", StoreAddressError::Path);
+        check("http:///m", StoreAddressError::Host);
+        check("http://user@a/m", StoreAddressError::Host);
+        check("http://[x]/m", StoreAddressError::Host);
+        check("http://a:/m", StoreAddressError::Port);
+        check("http://a:0/m", StoreAddressError::Port);
+        check("http://a:65536/m", StoreAddressError::Port);
+        check("http://a:+1/m", StoreAddressError::Port);
+        check("http://[::1]x/m", StoreAddressError::Port);
+        let len = 3_000;
+        let error = StoreAddressError::TooLong { len, max: 2_048 };
+        check(&"x".repeat(len), error);
+    }
+
+    #[test]
+    fn a_key_is_escaped_as_real_engines_do_and_cannot_leave_its_place() {
+        let store = HttpStore::new("http://h:1/metadata").unwrap();
+        let check = |key, target| assert_eq!(store.target(key), target);
+        check("mooncake/ram/a:1", "/metadata?key=mooncake%2Fram%2Fa%3A1");
+        check("a b\r\n&\u{e9}", "/metadata?key=a%20b%0D%0A%26%C3%A9");
     }
 }

@@ -1,6 +1,6 @@
 //! What an engine has in the store, and how it gets there and leaves.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::MetadataStore;
@@ -10,6 +10,9 @@ use super::value::RpcMeta;
 
 /// Longest value beside a descriptor that is read, in bytes.
 const RPC_META_BYTES_MAX: u64 = 16 << 10;
+
+/// Looks at an entry that others change at the same time.
+const CLAIMS_MAX: usize = 4;
 
 /// What is known of whoever is named by an entry under our name.
 pub(super) enum Holder {
@@ -30,6 +33,8 @@ pub(super) struct Publisher {
     rpc_meta: RpcMeta,
     /// Calls of `publish` so far.
     asked: AtomicU64,
+    /// The descriptor in the store is known to be an old one.
+    is_stale: AtomicBool,
     /// Held while the entry is written, so that a later descriptor is written later.
     state: Mutex<State>,
 }
@@ -58,40 +63,52 @@ impl Publisher {
             store,
             rpc_meta,
             asked: AtomicU64::new(0),
+            is_stale: AtomicBool::new(false),
             state: Mutex::new(State {
                 withdrawn: false,
                 covered: 0,
                 outcome: Ok(()),
             }),
         };
-        if let Some(found) = publisher.rpc_meta_of(&publisher.rpc_meta_key)? {
-            match holder(&found) {
-                Holder::Answers => return Err(publisher.taken(&found, true)),
-                Holder::Unknown => return Err(publisher.taken(&found, false)),
-                Holder::Gone => {
-                    tracing::warn!(
+        for _ in 0..CLAIMS_MAX {
+            let found = publisher.raw_rpc_meta(&publisher.rpc_meta_key)?;
+            if let Some(found) = &found {
+                let found = publisher.decoded(&publisher.rpc_meta_key, found)?;
+                match holder(&found) {
+                    Holder::Answers => return Err(publisher.taken(&found, true)),
+                    Holder::Unknown => return Err(publisher.taken(&found, false)),
+                    Holder::Gone => tracing::warn!(
                         key = publisher.rpc_meta_key,
                         holder = found.holder(),
                         "replacing the entry of an engine that is gone"
-                    );
-                    // Some stores refuse to replace it.
-                    publisher.store.delete(&publisher.rpc_meta_key)?;
+                    ),
                 }
             }
+            if publisher.set_rpc_meta(found.as_deref())? {
+                return Ok(publisher);
+            }
         }
-        publisher.put_rpc_meta()?;
-        Ok(publisher)
+        Err(StoreError::Contended {
+            key: publisher.rpc_meta_key,
+        })
     }
 
     pub(super) fn keys(&self) -> &Keys {
         &self.keys
     }
 
+    pub(super) fn rpc_meta_key(&self) -> &str {
+        &self.rpc_meta_key
+    }
+
     /// Writes the entry again, and takes back what the store has lost meanwhile.
     ///
     /// However many threads call at once, each waits for two writes at most: the one under way, and one
-    /// for all that came meanwhile.
-    pub(super) fn publish(&self, descriptor: impl FnOnce() -> String) -> Result<(), StoreError> {
+    /// for all that came meanwhile. `descriptor` is `None` once the engine is gone.
+    pub(super) fn publish(
+        &self,
+        descriptor: impl FnOnce() -> Option<String>,
+    ) -> Result<(), StoreError> {
         let ticket = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
         let mut state = self.state();
         if state.withdrawn {
@@ -102,18 +119,64 @@ impl Publisher {
         }
         // Whoever has asked by now changed its registrations before, so the descriptor shows them.
         let covers = self.asked.load(Ordering::Acquire);
-        let outcome = self.write(&descriptor());
+        self.is_stale.store(false, Ordering::Release);
+        let Some(descriptor) = descriptor() else {
+            return Ok(());
+        };
+        let outcome = self.write(descriptor);
         state.covered = covers;
         state.outcome.clone_from(&outcome);
         outcome
     }
 
-    fn write(&self, descriptor: &str) -> Result<(), StoreError> {
+    /// Says that the descriptor in the store is an old one, where nobody can wait for a new one to be
+    /// written.
+    pub(super) fn mark_stale(&self) {
+        self.is_stale.store(true, Ordering::Release);
+    }
+
+    /// Writes the entry again if it is old, incomplete, or was not written for an error.
+    pub(super) fn look_after(
+        &self,
+        descriptor: impl FnOnce() -> Option<String>,
+    ) -> Result<(), StoreError> {
+        let is_in_order = {
+            let state = self.state();
+            if state.withdrawn {
+                return Ok(());
+            }
+            state.outcome.is_ok() && !self.is_stale.load(Ordering::Acquire)
+        };
+        if is_in_order && self.is_complete()? {
+            return Ok(());
+        }
+        self.publish(descriptor)
+    }
+
+    /// Says whether both keys are there, and the first is ours.
+    fn is_complete(&self) -> Result<bool, StoreError> {
+        match self.rpc_meta_of(&self.rpc_meta_key)? {
+            Some(found) if found != self.rpc_meta => Err(self.taken(&found, false)),
+            Some(_) => self.store.exists(&self.descriptor_key),
+            None => Ok(false),
+        }
+    }
+
+    fn write(&self, mut descriptor: String) -> Result<(), StoreError> {
         match self.rpc_meta_of(&self.rpc_meta_key)? {
             Some(found) if found != self.rpc_meta => return Err(self.taken(&found, false)),
             Some(_) => {}
-            None => self.put_rpc_meta()?,
+            None => {
+                if !self.set_rpc_meta(None)? {
+                    let found = self.rpc_meta_of(&self.rpc_meta_key)?;
+                    let key = self.rpc_meta_key.clone();
+                    return Err(found.map_or(StoreError::Contended { key }, |found| {
+                        self.taken(&found, false)
+                    }));
+                }
+            }
         }
+        descriptor.push_str(self.store.value_end());
         self.store.put(&self.descriptor_key, descriptor.as_bytes())
     }
 
@@ -125,12 +188,27 @@ impl Publisher {
         }
         // Whatever comes of it, nothing is published from now on.
         state.withdrawn = true;
-        match self.rpc_meta_of(&self.rpc_meta_key)? {
-            Some(found) if found != self.rpc_meta => return Ok(()),
-            Some(_) => drop(self.store.delete(&self.rpc_meta_key)?),
-            None => {}
+        let found = self.raw_rpc_meta(&self.rpc_meta_key)?;
+        if let Some(found) = &found
+            && self.decoded(&self.rpc_meta_key, found)? != self.rpc_meta
+        {
+            return Ok(());
         }
-        self.store.delete(&self.descriptor_key).map(drop)
+        // While the name is ours nobody else puts a descriptor there.
+        self.store.delete(&self.descriptor_key)?;
+        if found.is_some() {
+            self.store
+                .swap(&self.rpc_meta_key, found.as_deref(), None)?;
+        }
+        Ok(())
+    }
+
+    /// As `withdraw`, where there is nobody to return an error to.
+    pub(super) fn withdraw_or_say(&self) {
+        if let Err(error) = self.withdraw() {
+            let key = self.rpc_meta_key();
+            tracing::warn!(key, %error, "the entry stays in the metadata store");
+        }
     }
 
     /// Reads a descriptor, as bytes.
@@ -144,28 +222,35 @@ impl Publisher {
 
     /// Reads where an engine takes control exchanges.
     pub(super) fn rpc_meta_of(&self, key: &str) -> Result<Option<RpcMeta>, StoreError> {
-        let Some(value) = self.store.get(key, RPC_META_BYTES_MAX)? else {
-            return Ok(None);
-        };
-        RpcMeta::decode(&value)
-            .map(Some)
-            .map_err(|source| StoreError::Value {
-                key: key.to_owned(),
-                source,
-            })
+        let found = self.raw_rpc_meta(key)?;
+        found.map(|found| self.decoded(key, &found)).transpose()
     }
 
-    /// Writes under which address we are, and looks whether that is what the store has then: some
-    /// replace whatever is there, and an answer may be lost.
-    fn put_rpc_meta(&self) -> Result<(), StoreError> {
-        let put = self
+    fn raw_rpc_meta(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.store.get(key, RPC_META_BYTES_MAX)
+    }
+
+    fn decoded(&self, key: &str, value: &[u8]) -> Result<RpcMeta, StoreError> {
+        RpcMeta::decode(value).map_err(|source| StoreError::Value {
+            key: key.to_owned(),
+            source,
+        })
+    }
+
+    /// Writes under which address we are in place of `expected`, and looks whether that is what the store
+    /// has then: not every store can compare and replace at once, and an answer may be lost. Returns
+    /// `false` if somebody else was there first.
+    fn set_rpc_meta(&self, expected: Option<&[u8]>) -> Result<bool, StoreError> {
+        let value = self.rpc_meta.encode() + self.store.value_end();
+        let swapped = self
             .store
-            .put(&self.rpc_meta_key, self.rpc_meta.encode().as_bytes());
-        match (self.rpc_meta_of(&self.rpc_meta_key), put) {
-            (Ok(Some(found)), _) if found == self.rpc_meta => Ok(()),
-            (Ok(Some(found)), _) => Err(self.taken(&found, false)),
-            (_, Err(error)) | (Err(error), Ok(())) => Err(error),
-            (Ok(None), Ok(())) => Err(StoreError::NotPublished {
+            .swap(&self.rpc_meta_key, expected, Some(value.as_bytes()));
+        match (self.rpc_meta_of(&self.rpc_meta_key), swapped) {
+            (Ok(Some(found)), _) if found == self.rpc_meta => Ok(true),
+            (Ok(_), Ok(false)) => Ok(false),
+            (_, Err(error)) | (Err(error), Ok(_)) => Err(error),
+            (Ok(Some(found)), Ok(true)) => Err(self.taken(&found, false)),
+            (Ok(None), Ok(true)) => Err(StoreError::NotPublished {
                 key: self.rpc_meta_key.clone(),
             }),
         }

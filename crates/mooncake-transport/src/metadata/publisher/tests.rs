@@ -14,6 +14,9 @@ struct Fake {
     gate: Mutex<()>,
     puts: AtomicU64,
     protects: bool,
+    ends_lines: bool,
+    /// Another engine's entry, which is there at the second look.
+    rival: Mutex<Option<RpcMeta>>,
 }
 
 impl Fake {
@@ -55,7 +58,7 @@ impl MetadataStore for Fake {
             return Err(StoreError::Refused {
                 store: "fake".into(),
                 key: key.into(),
-                code: 400,
+                status: 400,
             });
         }
         entries.insert(key.into(), value.into());
@@ -65,6 +68,31 @@ impl MetadataStore for Fake {
     fn delete(&self, key: &str) -> Result<bool, StoreError> {
         self.check()?;
         Ok(self.entries.lock().unwrap().remove(key).is_some())
+    }
+
+    fn swap(
+        &self,
+        key: &str,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<bool, StoreError> {
+        self.check()?;
+        if let Some(rival) = self.rival.lock().unwrap().take() {
+            self.set(key, &rival.encode());
+        }
+        let mut entries = self.entries.lock().unwrap();
+        if entries.get(key).map(Vec::as_slice) != expected {
+            return Ok(false);
+        }
+        match new {
+            Some(new) => drop(entries.insert(key.into(), new.into())),
+            None => drop(entries.remove(key)),
+        }
+        Ok(true)
+    }
+
+    fn value_end(&self) -> &'static str {
+        if self.ends_lines { "\n" } else { "" }
     }
 }
 
@@ -101,13 +129,13 @@ fn an_entry_is_written_kept_up_to_date_and_withdrawn() {
     let store = Arc::new(Fake::default());
     let publisher = claim(&store, 1, nobody).unwrap();
     assert_eq!(store.text(RPC_META), Some(at(1).encode()));
-    publisher.publish(|| "one".into()).unwrap();
-    publisher.publish(|| "two".into()).unwrap();
+    publisher.publish(|| Some("one".into())).unwrap();
+    publisher.publish(|| Some("two".into())).unwrap();
     assert_eq!(store.text(DESCRIPTOR).as_deref(), Some("two"));
     publisher.withdraw().unwrap();
     assert!(store.entries.lock().unwrap().is_empty());
     // What a registration that outlives the engine does then.
-    publisher.publish(|| "three".into()).unwrap();
+    publisher.publish(|| Some("three".into())).unwrap();
     publisher.withdraw().unwrap();
     assert!(store.entries.lock().unwrap().is_empty());
 }
@@ -149,7 +177,7 @@ fn threads_that_publish_at_once_wait_for_two_writes_at_most() {
     let publish = || {
         version.fetch_add(1, Ordering::SeqCst);
         publisher
-            .publish(|| version.load(Ordering::SeqCst).to_string())
+            .publish(|| Some(version.load(Ordering::SeqCst).to_string()))
             .unwrap();
     };
     let until = |counter: &AtomicU64, value| {
@@ -177,12 +205,12 @@ fn a_store_that_lost_everything_gets_the_entry_back() {
     let publisher = claim(&store, 1, nobody).unwrap();
     store.is_down.store(true, Ordering::Relaxed);
     assert!(matches!(
-        publisher.publish(|| "one".into()),
+        publisher.publish(|| Some("one".into())),
         Err(StoreError::Timeout { .. })
     ));
     store.entries.lock().unwrap().clear();
     store.is_down.store(false, Ordering::Relaxed);
-    publisher.publish(|| "two".into()).unwrap();
+    publisher.publish(|| Some("two".into())).unwrap();
     assert_eq!(store.text(RPC_META), Some(at(1).encode()));
     assert_eq!(store.text(DESCRIPTOR).as_deref(), Some("two"));
 }
@@ -193,7 +221,10 @@ fn a_name_that_another_engine_took_meanwhile_is_left_to_it() {
     let publisher = claim(&store, 1, nobody).unwrap();
     store.set(RPC_META, &at(2).encode());
     store.set(DESCRIPTOR, "theirs");
-    assert_eq!(publisher.publish(|| "ours".into()), Err(taken(2, false)));
+    assert_eq!(
+        publisher.publish(|| Some("ours".into())),
+        Err(taken(2, false))
+    );
     publisher.withdraw().unwrap();
     assert_eq!(store.text(RPC_META), Some(at(2).encode()));
     assert_eq!(store.text(DESCRIPTOR).as_deref(), Some("theirs"));
@@ -206,4 +237,69 @@ fn an_entry_that_no_engine_writes_is_named_and_left_alone() {
     let error = claim(&store, 1, nobody).err();
     assert!(matches!(error, Some(StoreError::Value { key, .. }) if key == RPC_META));
     assert_eq!(store.text(RPC_META).as_deref(), Some("[]"));
+}
+
+#[test]
+fn of_two_that_claim_a_free_name_at_once_one_is_refused() {
+    let store = Arc::new(Fake::default());
+    *store.rival.lock().unwrap() = Some(at(2));
+    let holder = |found: &RpcMeta| {
+        assert_eq!(*found, at(2));
+        Holder::Answers
+    };
+    assert_eq!(claim(&store, 1, holder).err(), Some(taken(2, true)));
+    assert_eq!(store.text(RPC_META), Some(at(2).encode()));
+}
+
+#[test]
+fn of_two_that_replace_a_dead_engine_at_once_one_is_refused() {
+    let store = Arc::new(Fake::default());
+    store.set(RPC_META, &at(9).encode());
+    *store.rival.lock().unwrap() = Some(at(2));
+    let holder = |found: &RpcMeta| match found.port {
+        9 => Holder::Gone,
+        _ => Holder::Answers,
+    };
+    assert_eq!(claim(&store, 1, holder).err(), Some(taken(2, true)));
+    assert_eq!(store.text(RPC_META), Some(at(2).encode()));
+}
+
+#[test]
+fn the_keeper_writes_what_is_old_missing_or_was_not_written_and_nothing_else() {
+    let store = Arc::new(Fake {
+        ends_lines: true,
+        ..Fake::default()
+    });
+    let publisher = claim(&store, 1, nobody).unwrap();
+    let look = |text: &str| publisher.look_after(|| Some(text.to_owned()));
+    let descriptor = || store.text(DESCRIPTOR);
+    publisher.publish(|| Some("one".into())).unwrap();
+    assert_eq!(look("not asked for"), Ok(()));
+    assert_eq!(descriptor().as_deref(), Some("one\n"));
+    // What an unregistration on the engine's own thread leaves to it.
+    publisher.mark_stale();
+    assert_eq!(look("two"), Ok(()));
+    assert_eq!(descriptor().as_deref(), Some("two\n"));
+    store.is_down.store(true, Ordering::Relaxed);
+    assert!(publisher.publish(|| Some("three".into())).is_err());
+    assert!(matches!(look("three"), Err(StoreError::Timeout { .. })));
+    store.is_down.store(false, Ordering::Relaxed);
+    assert_eq!(look("three"), Ok(()));
+    assert_eq!(descriptor().as_deref(), Some("three\n"));
+    // A store that was emptied, and one where somebody deleted half of the entry.
+    for keys in [&[RPC_META, DESCRIPTOR][..], &[RPC_META], &[DESCRIPTOR]] {
+        for key in keys {
+            store.delete(key).unwrap();
+        }
+        assert_eq!(look("four"), Ok(()));
+        assert_eq!(descriptor().as_deref(), Some("four\n"));
+        assert_eq!(store.text(RPC_META), Some(at(1).encode() + "\n"));
+    }
+    // A name that is another's by now is left to it.
+    store.set(RPC_META, &at(2).encode());
+    assert_eq!(look("five"), Err(taken(2, false)));
+    assert_eq!(descriptor().as_deref(), Some("four\n"));
+    publisher.withdraw().unwrap();
+    assert_eq!(look("six"), Ok(()));
+    assert_eq!(store.text(RPC_META), Some(at(2).encode()));
 }

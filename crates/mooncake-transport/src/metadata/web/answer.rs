@@ -2,6 +2,8 @@
 
 use std::io::{self, Read};
 
+use crate::metadata::error::AnswerError;
+
 /// Longest status line, header or chunk head, in bytes.
 const LINE_BYTES_MAX: usize = 8 << 10;
 
@@ -13,33 +15,6 @@ const INTERIM_MAX: usize = 8;
 
 /// Most bytes read at once, and of overhead between chunks.
 const BLOCK: usize = 16 << 10;
-
-/// Why an answer was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum AnswerError {
-    /// The answer does not start like one of HTTP.
-    #[error("the answer is not HTTP/1")]
-    NotHttp,
-    /// The answer ends before it should.
-    #[error("the answer is cut off")]
-    CutOff,
-    /// A line of the head is too long, or there are too many.
-    #[error("the head of the answer is too long")]
-    HeadTooLong,
-    /// A header has no colon, or one that says where the body ends cannot be read, or two disagree.
-    #[error("a header of the answer is malformed")]
-    Header,
-    /// Nothing says where the body ends, so that a cut one would pass for a whole one.
-    #[error("the answer has no length")]
-    NoLength,
-    /// The body has an encoding other than chunks.
-    #[error("the answer has an encoding that was not asked for")]
-    Encoding,
-    /// A chunk of the body is malformed.
-    #[error("a chunk of the answer is malformed")]
-    Chunk,
-}
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -55,6 +30,14 @@ impl From<AnswerError> for AnswerFailure {
     }
 }
 
+/// An answer.
+#[derive(Debug, PartialEq)]
+pub(in crate::metadata) struct Answer {
+    pub(in crate::metadata) status: u16,
+    /// Empty unless the status is 200.
+    pub(in crate::metadata) body: Vec<u8>,
+}
+
 /// Where a body ends.
 #[derive(Clone, Copy, PartialEq)]
 enum Framing {
@@ -63,14 +46,11 @@ enum Framing {
     Unknown,
 }
 
-/// Reads an answer: its status, and for status 200 its body, of at most `len_max` bytes.
+/// Reads an answer, with a body of at most `len_max` bytes.
 ///
 /// # Complexity
 /// Holds no more than the body as far as it has come, a line and a block.
-pub(super) fn read_answer(
-    from: &mut impl Read,
-    len_max: u64,
-) -> Result<(u16, Vec<u8>), AnswerFailure> {
+pub(super) fn read_answer(from: &mut impl Read, len_max: u64) -> Result<Answer, AnswerFailure> {
     let mut input = Input {
         from,
         block: vec![0; BLOCK],
@@ -92,9 +72,12 @@ pub(super) fn read_answer(
                     Framing::Chunks => input.chunks(len_max)?,
                     Framing::Unknown => return Err(AnswerError::NoLength.into()),
                 };
-                return Ok((status, body));
+                return Ok(Answer { status, body });
             }
-            _ => return Ok((status, Vec::new())),
+            _ => {
+                let body = Vec::new();
+                return Ok(Answer { status, body });
+            }
         }
     }
     Err(AnswerError::HeadTooLong.into())
