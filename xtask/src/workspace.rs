@@ -157,6 +157,18 @@ pub(crate) const FEATURE_SETS: &[&[&str]] = &[
         "mooncake-transport",
         "--no-default-features",
         "--features",
+        "etcd",
+    ],
+    &[
+        "mooncake-transport",
+        "--no-default-features",
+        "--features",
+        "redis",
+    ],
+    &[
+        "mooncake-transport",
+        "--no-default-features",
+        "--features",
         "pipe",
     ],
     &[

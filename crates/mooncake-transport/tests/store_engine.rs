@@ -194,7 +194,7 @@ fn what_the_store_loses_is_put_back_without_a_call() {
 }
 
 #[test]
-fn memory_unregistered_where_nobody_may_wait_is_taken_off_the_entry_all_the_same() {
+fn memory_unregistered_on_the_engines_thread_is_taken_off_the_entry_all_the_same() {
     let shelf = Arc::new(Shelf::default());
     let target = start(&shelf, "target").unwrap();
     let source = start(&shelf, "source").unwrap();
@@ -325,4 +325,47 @@ fn values_that_no_engine_writes_are_typed_errors() {
             Err(EngineError::Store(StoreError::Value { .. }))
         ));
     }
+}
+
+/// Asks an engine for everything that waits for its store, where it is dropped.
+struct Asks(Arc<StoreEngine>, std::sync::mpsc::Sender<Vec<EngineError>>);
+
+impl Drop for Asks {
+    fn drop(&mut self) {
+        let segment = self.0.open_segment("target").err();
+        let slab = Arc::new(HostSlab::new(64).unwrap());
+        let errors = [
+            segment,
+            self.0.probe("target").err(),
+            self.0.republish().map_err(EngineError::from).err(),
+            self.0.register(slab, Access::RemoteRead).err(),
+        ];
+        self.1.send(errors.into_iter().flatten().collect()).unwrap();
+    }
+}
+
+#[test]
+fn the_engines_own_thread_never_waits_for_the_store() {
+    let shelf = Arc::new(Shelf::default());
+    let target = start(&shelf, "target").unwrap();
+    let slab = Arc::new(HostSlab::new(64).unwrap());
+    let _target = target.register(slab.clone(), Access::RemoteWrite).unwrap();
+    let source = Arc::new(start(&shelf, "source").unwrap());
+    let (sender, answers) = std::sync::mpsc::channel();
+    let task = Task {
+        op: Op::Write,
+        segment: source.open_segment("target").unwrap(),
+        remote: slab.address(),
+        memory: Arc::new(HostSlab::new(64).unwrap()),
+        range: 0..8,
+        hold: Box::new(Asks(source.clone(), sender)),
+    };
+    let batch = source.submit(vec![task]).map_err(|r| r.cause).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    assert!(batch.wait(Some(deadline)).unwrap().is_applied());
+    let errors = answers.recv().unwrap();
+    assert_eq!(
+        errors,
+        vec![EngineError::Store(StoreError::OnEngineThread); 4]
+    );
 }

@@ -34,13 +34,14 @@ impl Dialer {
     }
 
     /// Host and port as they were written.
+    #[cfg(any(feature = "http", feature = "etcd"))]
     pub(super) fn authority(&self) -> &str {
         self.at.text()
     }
 
     /// Connects, for an exchange that ends after `share` of the time that a call has, at the latest. The
     /// resolver comes on top of it: its waits are the system's.
-    pub(super) fn connect(&self, share: Share) -> Result<Timed<'_>, StoreError> {
+    pub(super) fn connect(&self, share: Share) -> Result<Timed, StoreError> {
         let addresses: Vec<SocketAddr> = (self.at.host(), self.at.port())
             .to_socket_addrs()
             .map_err(|error| self.unreachable(&error))?
@@ -55,11 +56,7 @@ impl Dialer {
             }
             match TcpStream::connect_timeout(&address, left.min(self.timeouts.connect)) {
                 Ok(stream) => {
-                    return Ok(Timed {
-                        stream,
-                        deadline,
-                        dialer: self,
-                    });
+                    return Ok(Timed { stream, deadline });
                 }
                 Err(error) => last = error,
             }
@@ -102,26 +99,18 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// There is one server.
-    pub(super) const ALL: Self = Self { servers: 1 };
-
     fn of(self, total: Duration) -> Duration {
         total / self.servers
     }
 }
 
 /// A connection whose reads and writes end at a deadline, however little each of them moves.
-pub(super) struct Timed<'a> {
+pub(super) struct Timed {
     stream: TcpStream,
     deadline: Instant,
-    dialer: &'a Dialer,
 }
 
-impl Timed<'_> {
-    pub(super) fn dialer(&self) -> &Dialer {
-        self.dialer
-    }
-
+impl Timed {
     fn left(&self) -> io::Result<Duration> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -131,14 +120,14 @@ impl Timed<'_> {
     }
 }
 
-impl Read for Timed<'_> {
+impl Read for Timed {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(Some(self.left()?))?;
         self.stream.read(buffer)
     }
 }
 
-impl Write for Timed<'_> {
+impl Write for Timed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(Some(self.left()?))?;
         self.stream.write(bytes)

@@ -34,7 +34,8 @@ pub struct StoreConfig {
     pub cluster: String,
     /// How often the engine looks whether its entry is still in the store, and puts it back if not:
     /// after the store was restarted without its contents, or while it could not be reached. Each look is two short
-    /// requests. Default 10 s; less than 10 ms counts as 10 ms; `None` for never.
+    /// requests. Default 10 s; less than 10 ms counts as 10 ms; `None` for never, and then what could not be
+    /// written is tried again only at the next registration or its end.
     pub look_every: Option<Duration>,
 }
 
@@ -117,8 +118,10 @@ impl StoreEngine {
     /// Writes the entry again at once, where the keeper would do it at its next look.
     ///
     /// # Errors
-    /// [`StoreError::NameTaken`] if another engine has taken the name meanwhile; those of the store.
+    /// [`StoreError::NameTaken`] if another engine has taken the name meanwhile;
+    /// [`StoreError::OnEngineThread`]; those of the store.
     pub fn republish(&self) -> Result<(), StoreError> {
+        self.may_wait()?;
         let descriptor = || Some(self.engine.descriptor_text());
         self.publisher.publish(descriptor)
     }
@@ -127,7 +130,9 @@ impl StoreEngine {
     ///
     /// # Errors
     /// Those of the store; the entry may be there still, and points to where nobody listens.
+    /// [`StoreError::OnEngineThread`]; the entry is withdrawn by the keeper then.
     pub fn close(self) -> Result<(), StoreError> {
+        self.may_wait()?;
         self.publisher.withdraw()
     }
 
@@ -141,7 +146,16 @@ impl StoreEngine {
         self.engine.data_address()
     }
 
+    /// Refuses to have the engine's own thread wait for the store.
+    fn may_wait(&self) -> Result<(), StoreError> {
+        if self.engine.is_own_thread() {
+            return Err(StoreError::OnEngineThread);
+        }
+        Ok(())
+    }
+
     fn rpc_meta(&self, name: &str) -> Result<RpcMeta, EngineError> {
+        self.may_wait()?;
         let key = self.publisher.keys().rpc_meta(name)?;
         let found = self.publisher.rpc_meta_of(&key)?;
         Ok(found.ok_or(StoreError::NotPublished { key })?)
@@ -177,38 +191,30 @@ impl Engine for StoreEngine {
         &self.name
     }
 
-    /// Makes memory known and publishes it. Blocks for calls to the store, and must not be called where
-    /// a task's hold is dropped.
+    /// Makes memory known and publishes it. Blocks for calls to the store. The end of the registration does
+    /// not: once peers are cut off, the keeper takes the memory off the entry, at once.
     fn register(
         &self,
         memory: Arc<dyn Memory>,
         access: Access,
     ) -> Result<Registration, EngineError> {
-        let inner = self.engine.register(Arc::clone(&memory), access)?;
         if access == Access::Local {
-            return Ok(inner);
+            return self.engine.register(memory, access);
         }
+        self.may_wait()?;
+        let inner = self.engine.register(Arc::clone(&memory), access)?;
         if let Err(error) = self.republish() {
             inner.unregister()?;
             return Err(error.into());
         }
+        let look = self.keeper.waker();
         let publisher = Arc::clone(&self.publisher);
-        let engine = Arc::downgrade(&self.engine);
-        let wake = self.keeper.waker();
         let deregister = move || {
             inner.unregister()?;
-            // Peers cannot reach the memory any more, whatever the store says of it. Without an engine the
-            // entry is withdrawn.
-            let Some(engine) = engine.upgrade() else {
-                return Ok(());
-            };
-            if engine.is_own_thread() {
-                // Which must not wait for the store.
-                publisher.mark_stale();
-                wake();
-            } else if let Err(error) = publisher.publish(|| Some(engine.descriptor_text())) {
-                tracing::warn!(%error, "memory is still listed in the metadata store");
-            }
+            // The thread that gives memory back may be an engine's, of this one or of another, and must not
+            // wait for the store.
+            publisher.mark_stale();
+            look();
             Ok(())
         };
         Ok(Registration::new(memory, access, Box::new(deregister)))
@@ -217,6 +223,7 @@ impl Engine for StoreEngine {
     /// Opens the peer that is in the store as `name`. Asks the store every time; a segment that is open
     /// already is then used at the place that the store says.
     fn open_segment(&self, name: &str) -> Result<Segment, EngineError> {
+        self.may_wait()?;
         let key = self.publisher.keys().descriptor(name)?;
         let len_max = self.engine.peer_descriptor_bytes_max();
         let text = self.publisher.descriptor_of(&key, len_max)?;

@@ -109,6 +109,10 @@ pub enum StoreError {
         /// The key.
         key: String,
     },
+    /// The call came from the engine's own thread, where a task's hold is dropped and a batch is woken.
+    /// Make it from another thread.
+    #[error("called from the engine's own thread, which must not wait for a metadata store")]
+    OnEngineThread,
     /// A name or a cluster id that has no key: it is empty, too long, or has a character that it must not have.
     #[error("{name:?} cannot be a part of a key")]
     Name {

@@ -73,7 +73,7 @@ impl HttpStore {
             key,
             len_max,
         };
-        ask(&self.dialer, Share::ALL, &request)
+        ask(&self.dialer, Share { servers: 1 }, &request)
     }
 
     /// Path and query of the requests for `key`.

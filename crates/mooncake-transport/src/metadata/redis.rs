@@ -120,7 +120,8 @@ impl RedisStore {
 
     fn open<'a>(&'a self, key: &'a str) -> Result<Session<'a>, StoreError> {
         let mut session = Session {
-            stream: self.dialer.connect(Share::ALL)?,
+            dialer: &self.dialer,
+            stream: self.dialer.connect(Share { servers: 1 })?,
             parser: Parser::new(),
             key,
         };
@@ -143,7 +144,8 @@ impl RedisStore {
 
 /// One connection, for one call.
 struct Session<'a> {
-    stream: Timed<'a>,
+    dialer: &'a Dialer,
+    stream: Timed,
     parser: Parser,
     key: &'a str,
 }
@@ -164,7 +166,7 @@ impl Session<'_> {
             return Ok(reply);
         };
         Err(StoreError::ErrorReply {
-            store: self.stream.dialer().store(),
+            store: self.dialer.store(),
             key: self.key.to_owned(),
             reply: text_of(error.code(), error.details()),
         })
@@ -183,9 +185,7 @@ impl Session<'_> {
             return parsed.map_err(|_| self.unexpected());
         };
         Err(match (sent, end) {
-            (Err(error), _) | (Ok(()), Some(End::Failed(error))) => {
-                self.stream.dialer().broken(&error)
-            }
+            (Err(error), _) | (Ok(()), Some(End::Failed(error))) => self.dialer.broken(&error),
             (Ok(()), Some(End::TooLong)) => StoreError::TooLong {
                 key: self.key.to_owned(),
                 max: len_max,
@@ -197,7 +197,7 @@ impl Session<'_> {
 
     fn answer(&self, source: AnswerError) -> StoreError {
         StoreError::Answer {
-            store: self.stream.dialer().store(),
+            store: self.dialer.store(),
             source,
         }
     }

@@ -23,6 +23,9 @@ const READMES: &[(&str, &[&str])] = &[
 
 /// Packaged examples that stand for a feature, which is the only one they are built with.
 const EXAMPLES: &[(&str, &str, &str)] = &[
+    ("mooncake-transport", "named", "http"),
+    ("mooncake-transport", "named", "etcd"),
+    ("mooncake-transport", "named", "redis"),
     ("mooncake-transport", "pipe", "pipe"),
     ("mooncake-transport", "library", "ffi"),
 ];
