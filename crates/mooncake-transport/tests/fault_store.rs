@@ -20,7 +20,7 @@ use fault_support::plan::{Fault, Happened, Profile};
 use fault_support::proxy::Proxy;
 use fault_support::{Random, alone, are_usual_seeds, pattern, run_seeds, seeds};
 use mooncake_transport::metadata::{
-    HttpStore, HttpTimeouts, MetadataStore, StoreConfig, StoreEngine, StoreError,
+    HttpStore, MetadataStore, StoreConfig, StoreEngine, StoreError, StoreTimeouts,
 };
 use mooncake_transport::tcp::TcpConfig;
 use mooncake_transport::{Access, Engine, EngineError, Op, Segment, Task};
@@ -162,7 +162,7 @@ const NETWORK: Profile = Profile {
 };
 
 fn store(address: SocketAddr) -> HttpStore {
-    let mut timeouts = HttpTimeouts::default();
+    let mut timeouts = StoreTimeouts::default();
     timeouts.connect = TOTAL;
     timeouts.total = TOTAL;
     HttpStore::with_timeouts(&format!("http://{address}/metadata"), timeouts).unwrap()

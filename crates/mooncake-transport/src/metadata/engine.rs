@@ -55,7 +55,7 @@ impl Default for StoreConfig {
 /// succeeds. A store that has lost its contents gets the entry back at the next look of the engine's keeper, a
 /// thread of its own ([`StoreConfig::look_every`]), at the next registration, or by
 /// [`republish`](StoreEngine::republish). Dropping the engine withdraws the entry, as
-/// [`close`](StoreEngine::close) does; that waits for up to five calls to the store.
+/// [`close`](StoreEngine::close) does; that waits for a few calls to the store, each within its bounds.
 pub struct StoreEngine {
     name: String,
     publisher: Arc<Publisher>,
