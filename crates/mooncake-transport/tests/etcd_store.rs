@@ -36,6 +36,7 @@ fn answering(bytes: Vec<u8>) -> SocketAddr {
     })
 }
 
+// row: W10.7
 #[test]
 fn requests_are_those_of_the_gateway() {
     let (sender, requests) = channel();
@@ -73,6 +74,7 @@ fn requests_are_those_of_the_gateway() {
     assert_eq!(found, expected);
 }
 
+// row: W10.8d
 #[test]
 fn what_is_none_of_etcds_answers_is_a_typed_error() {
     for body in [
@@ -124,6 +126,7 @@ fn what_is_none_of_etcds_answers_is_a_typed_error() {
     }
 }
 
+// row: W10.7
 #[test]
 fn servers_that_are_down_silent_or_without_a_leader_are_passed_over() {
     let good = || answering(answer(200, &format!("{{{HEADER}}}")));

@@ -40,6 +40,7 @@ fn answered(answer: &'static [u8]) -> Result<Option<Vec<u8>>, StoreError> {
     store(&url).get("k", 10)
 }
 
+// row: W10.6
 #[test]
 fn requests_and_answers_are_those_of_mooncakes_server() {
     let (sender, requests) = std::sync::mpsc::channel();
@@ -66,6 +67,7 @@ fn requests_and_answers_are_those_of_mooncakes_server() {
     );
 }
 
+// row: W10.6
 #[test]
 fn codes_tell_a_missing_key_from_a_refusal() {
     assert_eq!(answered(b"HTTP/1.1 404 Not Found\r\n\r\n"), Ok(None));
@@ -82,6 +84,7 @@ fn codes_tell_a_missing_key_from_a_refusal() {
     }
 }
 
+// row: W10.8d
 #[test]
 fn answers_that_are_cut_too_long_or_not_http_are_typed_errors() {
     let malformed = |answer| match answered(answer) {
@@ -103,6 +106,7 @@ fn answers_that_are_cut_too_long_or_not_http_are_typed_errors() {
     );
 }
 
+// row: W10.8d
 #[test]
 fn silence_and_trickling_end_at_the_deadline_of_the_call() {
     let silent = url(silent_server());

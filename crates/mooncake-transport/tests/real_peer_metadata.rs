@@ -85,6 +85,7 @@ with_each_store! {
     a_store_that_was_killed_is_an_error_while_open_segments_go_on_and_is_filled_again
 }
 
+// row: W10.5
 fn our_engine_finds_a_real_one_writes_reads_notifies_and_probes_it(kind: Kind) {
     let server = Server::start(kind);
     let mut peer = Peer::start_named(&server.address(), "real");
@@ -110,6 +111,7 @@ fn our_engine_finds_a_real_one_writes_reads_notifies_and_probes_it(kind: Kind) {
     });
 }
 
+// row: W10.5
 fn a_real_engine_finds_ours_writes_reads_and_notifies_it(kind: Kind) {
     let server = Server::start(kind);
     let engine = server.engine("ours").unwrap();
@@ -140,6 +142,7 @@ fn a_real_engine_finds_ours_writes_reads_and_notifies_it(kind: Kind) {
     });
 }
 
+// row: W10.4a
 fn a_live_name_is_refused_and_a_crashed_one_is_replaced(kind: Kind) {
     let server = Server::start(kind);
     let store = server.store();
@@ -207,6 +210,7 @@ fn a_real_engine_that_was_restarted_elsewhere_is_found_again(kind: Kind) {
     peer.assert_holds(memory, 0, LEN, SEED, 0);
 }
 
+// row: W10.8c
 fn a_store_that_was_killed_is_an_error_while_open_segments_go_on_and_is_filled_again(kind: Kind) {
     let mut server = Server::start(kind);
     let engine = server.engine("ours").unwrap();

@@ -129,6 +129,7 @@ fn values_are_kept_as_they_are_and_compared_as_they_are(kind: Kind) {
     assert!(swap(None, None));
 }
 
+// row: W10.4b
 fn of_many_that_claim_a_name_at_once_exactly_one_gets_it(kind: Kind) {
     const MANY: usize = 6;
     let server = Server::start(kind);
@@ -173,6 +174,7 @@ fn of_many_that_claim_a_name_at_once_exactly_one_gets_it(kind: Kind) {
     }
 }
 
+// row: W10.3
 fn engines_of_ours_find_each_other_both_ways(kind: Kind) {
     let server = Server::start(kind);
     let left = server.engine("left").unwrap();
@@ -215,6 +217,7 @@ fn engines_of_ours_find_each_other_both_ways(kind: Kind) {
     }
 }
 
+// row: W10.4a
 fn a_dead_engines_entry_is_replaced_and_a_live_one_is_not(kind: Kind) {
     let server = Server::start(kind);
     let store = server.store();
@@ -241,6 +244,7 @@ fn a_dead_engines_entry_is_replaced_and_a_live_one_is_not(kind: Kind) {
     engine.close().unwrap();
 }
 
+// row: W10.8c
 fn a_killed_store_is_an_error_in_time_and_is_filled_again(kind: Kind) {
     let mut server = Server::start(kind);
     let left = server.engine("left").unwrap();
@@ -300,6 +304,7 @@ fn a_killed_store_is_an_error_in_time_and_is_filled_again(kind: Kind) {
     assert!(begin.elapsed().as_secs() < 20);
 }
 
+// row: W10.7
 #[test]
 #[ignore = "needs-debian: etcd"]
 fn an_etcd_server_that_is_down_is_passed_over() {
@@ -320,6 +325,7 @@ fn an_etcd_server_that_is_down_is_passed_over() {
     ));
 }
 
+// row: W10.8a
 #[test]
 #[ignore = "needs-debian: Redis"]
 fn password_database_and_type_are_told_apart() {

@@ -41,6 +41,7 @@ fn get(reply: impl Into<Vec<u8>>) -> Result<Option<Vec<u8>>, StoreError> {
     store(answering(vec![reply.into()])).get("k", 100)
 }
 
+// row: W10.8d
 #[test]
 fn what_is_none_of_redis_is_a_typed_error_in_bounded_memory() {
     let not_redis = |reply: &[u8]| {
@@ -98,6 +99,7 @@ fn what_is_none_of_redis_is_a_typed_error_in_bounded_memory() {
     assert_eq!(get("$-1\r\n"), Ok(None));
 }
 
+// row: W10.8a
 #[test]
 fn errors_as_replies_are_kept_short_and_reported() {
     let error = get("-OOM command not allowed\r\n").unwrap_err();
@@ -140,6 +142,7 @@ fn errors_as_replies_are_kept_short_and_reported() {
     assert_eq!(swap(&replies), Ok(false));
 }
 
+// row: W10.8d
 #[test]
 fn silence_and_trickling_end_at_the_deadline_of_the_call() {
     let trickling = server(|mut stream| {

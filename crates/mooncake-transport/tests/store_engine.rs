@@ -87,6 +87,7 @@ fn until(mut check: impl FnMut() -> bool) {
     }
 }
 
+// row: W10.4c
 #[test]
 fn engines_transfer_notify_and_probe_by_name_and_leave_nothing() {
     let shelf = Arc::new(Shelf::default());
@@ -110,6 +111,7 @@ fn engines_transfer_notify_and_probe_by_name_and_leave_nothing() {
     assert!(shelf.0.lock().unwrap().is_empty());
 }
 
+// row: W10.4b
 #[test]
 fn names_that_nobody_has_and_names_that_somebody_has_are_typed_errors() {
     let shelf = Arc::new(Shelf::default());
@@ -176,6 +178,7 @@ fn an_open_segment_is_led_to_where_the_peer_was_restarted() {
     assert_eq!(&found, b"two");
 }
 
+// row: W10.8c
 #[test]
 fn what_the_store_loses_is_put_back_without_a_call() {
     let shelf = Arc::new(Shelf::default());
@@ -257,6 +260,7 @@ fn an_engine_dropped_on_its_own_thread_withdraws_its_entry() {
     assert_eq!(shelf.get("mooncake/test/ram/source", 1 << 20), Ok(None));
 }
 
+// row: W10.5, W10.8d
 #[test]
 fn values_that_no_engine_writes_are_typed_errors() {
     let shelf = Arc::new(Shelf::default());

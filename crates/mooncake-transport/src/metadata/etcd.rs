@@ -275,6 +275,7 @@ impl MetadataStore for EtcdStore {
 mod tests {
     use super::*;
 
+    // row: W10.2
     #[test]
     fn one_server_or_several_with_or_without_the_scheme() {
         let check = |text: &str, expected: &[&str]| {

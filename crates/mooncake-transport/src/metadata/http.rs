@@ -202,6 +202,7 @@ mod tests {
         check(&"x".repeat(len), error);
     }
 
+    // row: W10.6
     #[test]
     fn a_key_is_escaped_as_real_engines_do_and_cannot_leave_its_place() {
         let store = HttpStore::new("http://h:1/metadata").unwrap();

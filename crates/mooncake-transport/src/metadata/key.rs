@@ -71,6 +71,7 @@ impl Keys {
 mod tests {
     use super::*;
 
+    // row: W10.3
     #[test]
     fn keys_are_those_of_real_engines() {
         let check = |id, descriptor, rpc_meta| {

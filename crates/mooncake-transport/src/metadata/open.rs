@@ -76,6 +76,7 @@ mod tests {
         assert_eq!(found, expected, "{address}");
     }
 
+    // row: W10.2
     #[test]
     fn the_scheme_chooses_the_store_and_none_is_etcd() {
         check("http://h:1/metadata", cfg!(feature = "http"), "http");
@@ -84,6 +85,7 @@ mod tests {
         check("redis://h:1/2", cfg!(feature = "redis"), "redis");
     }
 
+    // row: W10.2
     #[test]
     fn what_names_no_store_is_a_typed_error() {
         let check = |address: &str, error| {

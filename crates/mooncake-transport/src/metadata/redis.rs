@@ -359,6 +359,7 @@ mod tests {
         Ok((store.dialer.store(), greetings))
     }
 
+    // row: W10.8b
     #[test]
     fn password_user_and_database_are_what_a_connection_starts_with() {
         let check = |address: &str, name: &str, greetings: &[&str]| {

@@ -104,6 +104,7 @@ impl RpcMeta {
 mod tests {
     use super::*;
 
+    // row: W10.3
     #[test]
     fn the_value_is_what_real_engines_write_and_read() {
         let text = r#"{"ip_or_host_name":"127.0.0.1","rpc_port":16875}"#;
@@ -114,6 +115,7 @@ mod tests {
         assert_eq!(RpcMeta::decode(format!("{text}\n").as_bytes()), Ok(value));
     }
 
+    // row: W10.8d
     #[test]
     fn values_that_no_engine_writes_are_typed_errors() {
         let check = |text: &str, error| {

@@ -140,6 +140,7 @@ fn an_entry_is_written_kept_up_to_date_and_withdrawn() {
     assert!(store.entries.lock().unwrap().is_empty());
 }
 
+// row: W10.4b
 #[test]
 fn the_entry_of_a_dead_engine_is_replaced_and_that_of_another_is_not() {
     for protects in [false, true] {
@@ -215,6 +216,7 @@ fn a_store_that_lost_everything_gets_the_entry_back() {
     assert_eq!(store.text(DESCRIPTOR).as_deref(), Some("two"));
 }
 
+// row: W10.4c
 #[test]
 fn a_name_that_another_engine_took_meanwhile_is_left_to_it() {
     let store = Arc::new(Fake::default());
@@ -251,6 +253,7 @@ fn of_two_that_claim_a_free_name_at_once_one_is_refused() {
     assert_eq!(store.text(RPC_META), Some(at(2).encode()));
 }
 
+// row: W10.4b
 #[test]
 fn of_two_that_replace_a_dead_engine_at_once_one_is_refused() {
     let store = Arc::new(Fake::default());
@@ -264,6 +267,7 @@ fn of_two_that_replace_a_dead_engine_at_once_one_is_refused() {
     assert_eq!(store.text(RPC_META), Some(at(2).encode()));
 }
 
+// row: W10.8c
 #[test]
 fn the_keeper_writes_what_is_old_missing_or_was_not_written_and_nothing_else() {
     let store = Arc::new(Fake {
