@@ -20,8 +20,9 @@ use crate::error::CudaError;
 const VERSION_MIN: u32 = 11_040;
 /// Most events kept for reuse per device. Each is a few hundred bytes of the driver's.
 const IDLE_EVENTS_MAX: usize = 1024;
-/// Most staging buffers kept for reuse per device: 16 MiB, and as many as 32 requests at a time need.
-const IDLE_BUFFERS_MAX: usize = 64;
+/// Most staging buffers kept for reuse per device: 128 MiB, and as many as the 256 bounces need that an engine lets
+/// have one by default. To give one back would wait for everything that the device does meanwhile.
+const IDLE_BUFFERS_MAX: usize = 512;
 /// Side streams per device and use. Threads beyond that many share them.
 const SIDE_STREAMS: usize = 8;
 /// Makes a stream that does not wait for the default stream. From `cuda.h`.
