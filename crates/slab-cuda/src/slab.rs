@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use core::ffi::{c_uint, c_void};
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -52,6 +53,14 @@ pub(crate) struct DeviceBlock {
     device: Device,
     address: u64,
     len: u64,
+    owner: Owner,
+}
+
+enum Owner {
+    /// This value, which frees it.
+    Own,
+    /// Somebody else, for as long as this is held.
+    Other(#[allow(dead_code, reason = "held, not read")] Box<dyn Any + Send + Sync>),
 }
 
 impl DeviceBlock {
@@ -70,8 +79,11 @@ impl DeviceBlock {
 
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
+        if !matches!(self.owner, Owner::Own) {
+            return;
+        }
         let freed = self.device.enter().and_then(|_current| {
-            // SAFETY: allocated by `DeviceSlab::new` and freed once; whoever has work under way holds the block.
+            // SAFETY: allocated by `DeviceSlab::new` and freed once, here; whoever has work under way holds the block.
             unsafe { call!(self.device.functions(), cuMemFree_v2(self.address)) }
         });
         freed.unwrap_or_else(|error| self.device.note_lost("device slab", self.len, &error));
@@ -91,12 +103,42 @@ impl DeviceSlab {
         // SAFETY: `address` takes the answer; a context is current.
         unsafe { call!(device.functions(), cuMemAlloc_v2(&mut address, size))? };
         // The value frees what was allocated, also if it is refused.
-        let block = DeviceBlock {
+        Self::of(DeviceBlock {
             device: device.clone(),
             address,
             len,
-        };
-        if address.checked_add(len).is_none() {
+            owner: Owner::Own,
+        })
+    }
+
+    /// Wraps memory of the device that somebody else has allocated, such as a tensor of a framework, to be sent or to be
+    /// copied from. `keep` is whatever keeps it from being freed; it is dropped when nothing ordered here touches the
+    /// memory any more.
+    ///
+    /// # Errors
+    /// [`CudaError::InvalidLength`] for no bytes, and for a range that wraps.
+    ///
+    /// # Safety
+    /// All `len` bytes from `address` on are memory of `device`, in its primary context, and stay so while `keep` is
+    /// held.
+    pub unsafe fn from_raw(
+        device: &Device,
+        address: u64,
+        len: u64,
+        keep: impl Any + Send + Sync,
+    ) -> Result<Self, CudaError> {
+        checked_size(len)?;
+        Self::of(DeviceBlock {
+            device: device.clone(),
+            address,
+            len,
+            owner: Owner::Other(Box::new(keep)),
+        })
+    }
+
+    fn of(block: DeviceBlock) -> Result<Self, CudaError> {
+        let len = block.len;
+        if block.address.checked_add(len).is_none() {
             return Err(CudaError::InvalidLength { len });
         }
         Ok(Self {
@@ -133,7 +175,7 @@ impl DeviceSlab {
     }
 }
 
-// SAFETY: address and length never change, and do not wrap, which `new` checks; there is no host pointer, so that no
+// SAFETY: address and length never change, and do not wrap, which `of` checks; there is no host pointer, so that no
 // reference to the bytes can exist.
 unsafe impl Memory for DeviceSlab {
     fn len(&self) -> u64 {
@@ -202,6 +244,7 @@ impl fmt::Debug for DeviceSlab {
             device,
             address,
             len,
+            ..
         } = &*self.block;
         f.debug_struct("DeviceSlab")
             .field("device", &device.ordinal())

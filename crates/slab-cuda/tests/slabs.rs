@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fake::{Fake, Live, pattern};
-use slab_cuda::{CudaError, CudaMemory, DeviceSlab, PinnedSlab, RegisteredHost};
+use slab_cuda::{Copier, CopyBatch, CudaError, CudaMemory, DeviceSlab, PinnedSlab, RegisteredHost};
 use slab_memory::{Bounce, BounceDirection, CopyError, HostSlab, Memory, MemoryKind};
 
 const MIB: u64 = 1 << 20;
@@ -316,6 +316,36 @@ fn a_slab_outlives_whoever_drops_it_while_a_bounce_is_there() {
     assert!(fake.peek(address, 300_000) == bytes);
     drop(inward);
     assert_eq!(fake.live(Live::DeviceBlocks), 0);
+}
+
+#[test]
+fn memory_of_somebody_else_is_held_and_not_freed() {
+    let fake = Fake::seeded(17);
+    let owner = device_slab(&fake, MIB);
+    let device = owner.device().clone();
+    let address = owner.address();
+    let wrap = |address, len| fake::foreign_slab(&device, address, len, Arc::clone(&owner));
+    for (address, len) in [(address, 0), (u64::MAX - 10, 20), (0, u64::MAX)] {
+        assert!(matches!(
+            wrap(address, len),
+            Err(CudaError::InvalidLength { .. })
+        ));
+    }
+    let tensor: Arc<dyn CudaMemory> = Arc::new(wrap(address + 512, 5000).unwrap());
+    let staging: Arc<dyn CudaMemory> = device_slab(&fake, MIB);
+    let bytes = pattern(6, 5000);
+    tensor.copy_in(0, &bytes).unwrap();
+    drop(owner);
+    let copier = Copier::side(&device).unwrap();
+    let batch = CopyBatch::one((&tensor, 0), (&staging, 100), 5000, ());
+    let copying = copier.submit(batch).unwrap();
+    drop(tensor);
+    fake.advance_all();
+    drop(copying);
+    copier.poll().unwrap();
+    assert!(fake.peek(staging.address() + 100, 5000) == bytes);
+    assert_eq!(fake.live(Live::DeviceBlocks), 1, "the staging slab is left");
+    assert_eq!(fake.calls(c"cuMemFree_v2"), 1);
 }
 
 #[test]

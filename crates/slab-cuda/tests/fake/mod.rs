@@ -267,6 +267,17 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// Wraps memory of the device that somebody else has allocated.
+pub(crate) fn foreign_slab(
+    device: &Device,
+    address: u64,
+    len: u64,
+    keep: impl std::any::Any + Send + Sync,
+) -> Result<slab_cuda::DeviceSlab, slab_cuda::CudaError> {
+    // SAFETY: `keep` owns as much memory there, or the range is refused.
+    unsafe { slab_cuda::DeviceSlab::from_raw(device, address, len, keep) }
+}
+
 /// Wraps a stream that somebody else has made.
 pub(crate) fn foreign_stream(
     device: &Device,
