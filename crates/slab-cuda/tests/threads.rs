@@ -72,7 +72,7 @@ impl Setup {
             count(&self.hits);
             let loan = timeline.lend(lease).map_err(|refused| refused.cause)?;
             fake.try_launch(loan.stream(), loan.address(), loan.len(), None);
-            if round % 3 == 0 {
+            if round.is_multiple_of(3) {
                 drop(loan);
                 return Ok(());
             }
