@@ -322,6 +322,8 @@ fn streams_come_and_go_and_a_drained_timeline_is_used_again() {
     }
     assert_eq!(setup.timelines.poll(), Ok(0));
     assert_eq!(setup.stats().free, GRANULES * G);
+    assert_eq!(fake.calls(c"cuEventRecord"), 40);
+    assert_eq!(fake.calls(c"cuEventCreate"), 1, "events are used again");
     drop(other);
 }
 
