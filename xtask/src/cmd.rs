@@ -6,6 +6,7 @@ pub(crate) mod ci;
 pub(crate) mod coverage;
 pub(crate) mod fixture;
 pub(crate) mod fuzz;
+pub(crate) mod gpu;
 pub(crate) mod licences;
 pub(crate) mod miri;
 pub(crate) mod model;

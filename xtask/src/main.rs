@@ -48,6 +48,7 @@ enum Command {
     Miri(cmd::miri::Args),
     Nostd(cmd::nostd::Args),
     Fuzz(cmd::fuzz::Args),
+    Gpu(cmd::gpu::Args),
     Ci(cmd::ci::Args),
 }
 
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         Command::Miri(args) => args.run(&runner),
         Command::Nostd(args) => args.run(&runner),
         Command::Fuzz(args) => args.run(&runner),
+        Command::Gpu(args) => args.run(&runner),
         Command::Ci(args) => args.run(&runner),
     });
     match result {

@@ -12,8 +12,9 @@
 //! Environment, read when the library is first called: `CUDA_FAKE_INIT` (the code that `cuInit` answers, 0 by default),
 //! `CUDA_FAKE_DRIVER_VERSION` (13000 by default; `cuMemcpyBatchAsync` is there from 12080, its second form from 13000),
 //! `CUDA_FAKE_SCHEDULE` (`manual` by default, `immediate`, or a seed), and for processes that no test is in control of
-//! `CUDA_FAKE_FAIL` (`symbol:nth:count:code`: that many calls of a function fail, from the nth on) and `CUDA_FAKE_SAY`
-//! (set to anything: misuse is written to standard error as it happens).
+//! `CUDA_FAKE_FAIL` (`symbol:nth:count:code`: that many calls of a function fail, from the nth on), `CUDA_FAKE_SAY`
+//! (set to anything: misuse is written to standard error as it happens) and `CUDA_FAKE_LOSE_RECORDS` (set to anything:
+//! recorded events are lost).
 
 pub mod abi;
 pub mod control;

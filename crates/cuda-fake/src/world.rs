@@ -165,7 +165,7 @@ impl World {
             injected: 0,
             misuse: Vec::new(),
             says_misuse: text("CUDA_FAKE_SAY").is_some(),
-            loses_records: false,
+            loses_records: text("CUDA_FAKE_LOSE_RECORDS").is_some(),
             next_address: DEVICE_BASE,
             next_handle: 0x1000,
         }

@@ -30,6 +30,16 @@ const LAYERS: &[(&str, &[&str])] = &[
         &["slab-memory", "mooncake-sys", "mooncake-transport"],
     ),
     ("cuda-fake", &[]),
+    (
+        "gpu-check",
+        &[
+            "slab-core",
+            "slab-memory",
+            "slab-cuda",
+            "mooncake-transport",
+            "ec-connector",
+        ],
+    ),
     ("slab-model", &["slab-core"]),
     ("slab-bench", &["slab-core"]),
     ("slab-loom", &["slab-core"]),

@@ -1,0 +1,136 @@
+//! Tests slab-cuda and the connector on a GPU, measures them there, and prints a report in Markdown.
+//!
+//! One program that needs nothing but the driver: build it anywhere (`cargo xtask gpu --bundle`) and run it where the
+//! GPU is. It ends with 0 if every check held, 1 if one did not, 2 if there is no GPU to work with.
+#![forbid(unsafe_code)]
+
+mod bytes;
+mod checks;
+mod measure;
+mod pool;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::Parser;
+use slab_cuda::{Device, Driver};
+
+/// Tests and measures on a GPU of this machine, and prints a report
+#[derive(Parser)]
+struct Args {
+    /// Number of the device
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+    /// Small sizes and few rounds: a look whether it works, no figures
+    #[arg(long)]
+    quick: bool,
+}
+
+/// How much is done.
+#[derive(Clone, Copy)]
+pub(crate) struct Effort {
+    /// Largest transfer, in bytes.
+    pub(crate) largest: u64,
+    /// Rounds of each random check.
+    pub(crate) rounds: u64,
+    /// Repetitions of each measurement.
+    pub(crate) repeat: usize,
+}
+
+impl Effort {
+    const FULL: Self = Self {
+        largest: 64 << 20,
+        rounds: 2_000,
+        repeat: 200,
+    };
+    const QUICK: Self = Self {
+        largest: 2 << 20,
+        rounds: 60,
+        repeat: 5,
+    };
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let device = match open(args.device) {
+        Ok(device) => device,
+        Err(error) => {
+            eprintln!("gpu-check: {error:#}");
+            return ExitCode::from(2);
+        }
+    };
+    let effort = if args.quick {
+        Effort::QUICK
+    } else {
+        Effort::FULL
+    };
+    let failed = check(&device, effort);
+    match measure::run(&device, effort) {
+        Ok(()) if failed == 0 => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("gpu-check: measuring failed: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Opens the device, and says what it is.
+fn open(ordinal: u32) -> anyhow::Result<Device> {
+    let driver = Driver::load()?;
+    let devices = driver.devices().context("cannot list the devices")?;
+    let device = driver.device(ordinal)?;
+    println!("# slab-cuda on a GPU\n");
+    let info = devices.iter().find(|info| info.ordinal == ordinal);
+    let info = info.context("the device is not among those that the driver lists")?;
+    println!(
+        "- device {ordinal}: {}, {} MiB",
+        info.name,
+        info.memory_bytes >> 20
+    );
+    println!(
+        "- driver: CUDA {}.{}, found as {}, many copies with one call: {}",
+        driver.version() / 1000,
+        driver.version() % 1000 / 10,
+        driver.library(),
+        if driver.has_batched_copies() {
+            "yes"
+        } else {
+            "no"
+        }
+    );
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    println!("- host: {cores} processors");
+    Ok(device)
+}
+
+/// Runs every check, and returns how many failed.
+fn check(device: &Device, effort: Effort) -> usize {
+    println!("\n## Checks\n\n| check | result | seconds |\n| --- | --- | --- |");
+    let mut failed = 0;
+    for (name, check) in checks::ALL {
+        let begin = Instant::now();
+        let result = match check(device, effort) {
+            Ok(()) => "held".to_owned(),
+            Err(error) => {
+                failed += 1;
+                format!("FAILED: {error:#}")
+                    .replace('|', "/")
+                    .replace('\n', " ")
+            }
+        };
+        println!(
+            "| {name} | {result} | {:.2} |",
+            begin.elapsed().as_secs_f64()
+        );
+    }
+    let lost = device.lost();
+    println!(
+        "\n{} of {} checks held; {} memories lost.",
+        checks::ALL.len() - failed,
+        checks::ALL.len(),
+        lost.count
+    );
+    failed + usize::from(lost.count > 0)
+}
