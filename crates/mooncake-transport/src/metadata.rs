@@ -14,6 +14,8 @@
 
 mod address;
 #[cfg(any(feature = "http", feature = "etcd", feature = "redis"))]
+mod authority;
+#[cfg(any(feature = "http", feature = "etcd", feature = "redis"))]
 mod dial;
 mod engine;
 mod error;

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use super::address::Authority;
+use super::authority::Authority;
 use super::error::StoreError;
 use super::timeouts::StoreTimeouts;
 

@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 
 use self::answer::{Deleted, Done, Found, Txn};
 use super::MetadataStore;
-use super::address::{Authority, StoreAddressError, check_len};
+use super::address::{StoreAddressError, check_len};
+use super::authority::Authority;
 use super::dial::{Dialer, Share};
 use super::error::{AnswerError, StoreError};
 use super::timeouts::StoreTimeouts;

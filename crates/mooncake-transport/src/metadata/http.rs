@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use super::MetadataStore;
-use super::address::{Authority, StoreAddressError, check_len};
+use super::address::{StoreAddressError, check_len};
+use super::authority::Authority;
 use super::dial::{Dialer, Share};
 use super::error::StoreError;
 use super::timeouts::StoreTimeouts;

@@ -7,7 +7,8 @@ use std::io::{self, Read, Write};
 use redis::{Cmd, ConnectionAddr, IntoConnectionInfo, Parser, Value, cmd};
 
 use super::MetadataStore;
-use super::address::{Authority, StoreAddressError, check_len};
+use super::address::{StoreAddressError, check_len};
+use super::authority::Authority;
 use super::dial::{Dialer, Share, Timed};
 use super::error::{AnswerError, StoreError};
 use super::timeouts::StoreTimeouts;
