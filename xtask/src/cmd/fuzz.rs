@@ -46,6 +46,8 @@ const TARGETS: &[Target] = &[
     target("control_frame", "limit of a kind", Some("wire")),
     target("data_frame", "magic number", Some("wire")),
     target("descriptor", "address of a buffer", Some("wire")),
+    target("store_answer", "length of a chunk", Some("stores")),
+    target("store_call", "length of a value", Some("stores")),
     target("pipe_frame", "end of a range", Some("pipe")),
     target("pipe_config", "metadata server", Some("pipe")),
     target("connector_message", "bytes of a shape", Some("control")),
