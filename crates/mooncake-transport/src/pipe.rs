@@ -64,6 +64,7 @@ use self::socket::{Incoming, Monitors, Outgoing};
 use self::state::{SendLimits, SendMachine};
 use crate::engine::Engine;
 use crate::error::IoFailure;
+use crate::metadata::{MetadataStore, StoreConfig, StoreEngine, StoreTimeouts, open_store};
 use crate::registration::Access;
 use crate::tcp::{TcpConfig, TcpEngine};
 
@@ -82,11 +83,14 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// Starts a native engine under the configured name, and a pipe over it.
+    /// Starts a native engine under the configured name, and a pipe over it. With a `metadata_server`
+    /// other than `P2PHANDSHAKE` the engine publishes itself in that store and finds the peer's there, as
+    /// [`open_store`] and `metadata_backend` choose it; the store's feature has to be built. The cluster id
+    /// is empty: for another, start an engine and pass it to [`with_engine`](Self::with_engine).
     ///
     /// # Errors
     /// [`StartError`]: among others, ports that overlap or are in use, a protocol other than `tcp`,
-    /// and a `metadata_server` other than `P2PHANDSHAKE`.
+    /// and a `metadata_server` that is no store or one that does not answer.
     pub fn start(
         config: &PipeConfig,
         role: Role,
@@ -101,18 +105,23 @@ impl Pipe {
                 protocol: config.protocol().to_owned(),
             });
         }
-        if config.metadata_server() != PEER_TO_PEER || config.metadata_backend().is_some() {
-            return Err(StartError::Metadata {
-                server: config.metadata_server().to_owned(),
-            });
-        }
+        let store = store_of(config)?;
         let host = config.side(role).host();
         let mut engine = TcpConfig::default();
         engine.bind = resolve(host)?;
         engine.advertise = Some(host.to_owned());
         engine.control_port = Some(own.engine);
         engine.timeouts.control_reply = options.read_timeout;
-        let engine = Arc::new(TcpEngine::start(engine)?);
+        let engine: Arc<dyn Engine> = match store {
+            None => Arc::new(TcpEngine::start(engine)?),
+            Some(store) => {
+                let named = StoreConfig {
+                    name: Some(config.side(role).at(own.engine)),
+                    ..StoreConfig::default()
+                };
+                Arc::new(StoreEngine::start(engine, store, named)?)
+            }
+        };
         Self::with_engine(config, role, rank, options, engine)
     }
 
@@ -205,6 +214,22 @@ impl Pipe {
         drop(self.receiver);
         self.sender.close(timeout)
     }
+}
+
+/// The store that the configuration names, if it does: for real engines `P2PHANDSHAKE` wins over any
+/// backend, and a scheme over the backend.
+fn store_of(config: &PipeConfig) -> Result<Option<Arc<dyn MetadataStore>>, StartError> {
+    let server = config.metadata_server();
+    if server == PEER_TO_PEER {
+        return Ok(None);
+    }
+    let address = match config.metadata_backend() {
+        Some(backend) if !server.contains("://") => format!("{backend}://{server}"),
+        _ => server.to_owned(),
+    };
+    open_store(&address, StoreTimeouts::default())
+        .map(Some)
+        .map_err(StartError::Metadata)
 }
 
 fn plan(config: &PipeConfig, rank: u16, options: &PipeOptions) -> Result<PortPlan, ConfigError> {

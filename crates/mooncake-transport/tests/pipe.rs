@@ -7,6 +7,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mooncake_transport::metadata::StoreAddressError;
 use mooncake_transport::pipe::{
     Broken, ConfigError, Dtype, Message, Pipe, PipeConfig, RecvError, Role, SendError, StartError,
     Tensor, Waiting,
@@ -362,9 +363,12 @@ fn what_the_native_engine_lacks_is_named() {
     };
     let refused = start("protocol", "rdma");
     assert!(matches!(&refused, StartError::Protocol { protocol } if protocol == "rdma"));
-    let server = "redis://127.0.0.1:6379";
-    let refused = start("metadata_server", server);
-    assert!(matches!(&refused, StartError::Metadata { server: s } if s == server));
+    let refused = start("metadata_server", "zookeeper://127.0.0.1:2181");
+    let scheme = "zookeeper".to_owned();
+    assert!(matches!(
+        refused,
+        StartError::Metadata(StoreAddressError::UnknownScheme { scheme: s }) if s == scheme
+    ));
 }
 
 // row: P7.17

@@ -12,11 +12,9 @@ mod pipe_support;
 #[path = "peer/servers.rs"]
 mod servers;
 
-use std::sync::Arc;
-
 use harness::process::Process;
-use mooncake_transport::pipe::{Pipe, Role};
-use pipe_support::{LONG, assert_receives, config, free_bases, options, send};
+use mooncake_transport::pipe::{Pipe, PipeConfig, Role};
+use pipe_support::{LONG, assert_receives, free_bases, options, send};
 use serde_json::json;
 use servers::{Kind, Server};
 
@@ -42,9 +40,9 @@ fn an_old_pipe_and_ours_find_each_other_in_a_store_by_their_configured_names() {
         };
         let started = peer.call(json!({"do": "start", "kv_rank": kv_rank}));
         assert_eq!(started["code"], 0, "{started}");
-        let engine = Arc::new(server.engine(&format!("127.0.0.1:{own}")).unwrap());
         // No session is passed on: the store knows both under the names of the configuration.
-        let mut pipe = Pipe::with_engine(&config(bases), role, 0, options(), engine).unwrap();
+        let config = PipeConfig::from_json(text.to_string().as_bytes()).unwrap();
+        let mut pipe = Pipe::start(&config, role, 0, options()).unwrap();
         for seed in 0..5 {
             let len = 100_000 + seed as usize;
             peer.call(json!({"do": "send", "dtype": "U8", "shape": [len], "seed": seed}));

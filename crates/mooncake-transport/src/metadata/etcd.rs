@@ -209,10 +209,6 @@ impl MetadataStore for EtcdStore {
         let Some(value) = found.into_value() else {
             return Ok(None);
         };
-        let value = STANDARD.decode(value).map_err(|_| StoreError::Answer {
-            store: self.servers[0].store(),
-            source: AnswerError::NotEtcd,
-        })?;
         if value.len() as u64 > len_max {
             return Err(too_long());
         }

@@ -129,6 +129,15 @@ pub enum MetadataBackend {
     Redis,
 }
 
+impl fmt::Display for MetadataBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Etcd => "etcd",
+            Self::Redis => "redis",
+        })
+    }
+}
+
 /// What is wrong with a `HOST:PORT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

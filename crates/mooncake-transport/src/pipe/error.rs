@@ -6,6 +6,7 @@ use super::config::ConfigError;
 use super::frame::{AnswerError, Dtype, ImageError, NoticeError};
 use crate::batch::Reason;
 use crate::error::{EngineError, IoFailure, seconds};
+use crate::metadata::StoreAddressError;
 
 /// An error of a message socket, as its library words it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,12 +62,10 @@ pub enum StartError {
         /// The value in the configuration.
         protocol: String,
     },
-    /// The engine has no such metadata backend here: pass one that has to `with_engine`.
-    #[error("`metadata_server` is {server:?}; without another engine it has to be P2PHANDSHAKE")]
-    Metadata {
-        /// The value in the configuration.
-        server: String,
-    },
+    /// The configured store is none that this build has, or its address is unusable. The address is not
+    /// repeated: it may hold a password.
+    #[error("`metadata_server` is no metadata store that can be used")]
+    Metadata(#[source] StoreAddressError),
     /// The host of the own side has no address.
     #[error("cannot resolve host {host:?}")]
     Resolve {

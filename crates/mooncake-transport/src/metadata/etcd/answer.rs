@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 
@@ -27,16 +29,21 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Returns the value, in base64, if the key was there.
-    pub(super) fn into_value(self) -> Option<String> {
+    /// Returns the value, if the key was there.
+    pub(super) fn into_value(self) -> Option<Vec<u8>> {
         self.kvs.0.map(|pair| pair.value)
     }
 }
 
 #[derive(Deserialize)]
 struct Pair {
-    #[serde(default)]
-    value: String,
+    #[serde(default, deserialize_with = "decoded")]
+    value: Vec<u8>,
+}
+
+fn decoded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    STANDARD.decode(text).map_err(serde::de::Error::custom)
 }
 
 /// The first of a list; however many come with it, no more than one is held.
@@ -107,7 +114,7 @@ mod tests {
             found(&format!(
                 r#"{{{header},"kvs":[{{"key":"aw==","value":"dg=="}}],"count":"1"}}"#
             )),
-            Some(Some("dg==".to_owned()))
+            Some(Some(b"v".to_vec()))
         );
         for text in [
             "{}",
@@ -120,7 +127,7 @@ mod tests {
             assert_eq!(found(text), None, "{text}");
         }
         let many = format!(r#"{{{header},"kvs":[{}{{}}]}}"#, "{},".repeat(10_000));
-        assert_eq!(found(&many), Some(Some(String::new())));
+        assert_eq!(found(&many), Some(Some(Vec::new())));
         let deleted = |text: String| serde_json::from_str::<Deleted>(&text).unwrap().any();
         assert!(deleted(format!(r#"{{{header},"deleted":"1"}}"#)));
         assert!(!deleted(format!("{{{header}}}")));
