@@ -16,9 +16,9 @@ mod stream;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fault_support::Random;
 use fault_support::plan::{Fault, Profile};
 use fault_support::proxy::EngineProxy;
+use fault_support::{Random, written_part};
 use harness::{Memory, Peer};
 use mooncake_transport::tcp::TcpConfig;
 use mooncake_transport::wire::control::{FrameDecoder, FrameKind, FrameLimits, encode_frame};
@@ -88,6 +88,15 @@ fn assert_version_1(proxy: &EngineProxy) {
     for head in heads {
         let header = Header::decode(&head[..].try_into().unwrap()).unwrap();
         assert_eq!(header.version, DataVersion::V1);
+    }
+}
+
+/// As `assert_version_1`, of those connections that were not cut inside their first header.
+fn assert_version_1_or_nothing(proxy: &EngineProxy) {
+    for head in proxy.data.heads() {
+        if let Ok(head) = <[u8; 24]>::try_from(head) {
+            assert_eq!(Header::decode(&head).unwrap().version, DataVersion::V1);
+        }
     }
 }
 
@@ -315,6 +324,60 @@ fn version_1_transfers_cut_on_their_way_to_a_real_engine_claim_nothing() {
         applied > 0 && failed > 0,
         "{applied} applied, {failed} failed"
     );
+}
+
+// row: W7.3d
+#[test]
+#[ignore = "needs-network: the Mooncake wheel"]
+fn version_1_transfers_of_a_real_engine_cut_on_their_way_touch_nothing_else() {
+    const LEN: u64 = 200_001;
+    let mut peer = old_peer();
+    let mut config = TcpConfig::default();
+    config.timeouts.progress = Duration::from_millis(400);
+    config.timeouts.header = Duration::from_millis(400);
+    let ours = Ours::with_config(2 * LEN, config);
+    let _registration = ours.register(Access::RemoteWrite);
+    let (mut whole, mut cut) = (0, 0);
+    for seed in 0..10 {
+        let (control_at, data_at, _) = listeners(ours.engine.session());
+        let proxy = EngineProxy::start(control_at, data_at, seed, [CLEAN, CUT], None);
+        let session = proxy.session();
+        let len = Random::new(seed).pick(&[1, 25, 4_097, 65_537, LEN]);
+        // Written is the first half, read the second.
+        ours.fill(0..2 * LEN, BACKGROUND);
+        let source = peer.allocate(LEN, CONTENT);
+        let item = |at| [(0, ours.slab.address() + at, len)];
+        // Whatever it is told, the real engine does not know whether a write of version 1 has arrived.
+        peer.transfer("write", &session, source, &item(0));
+        let sink = peer.allocate(LEN, CONTENT);
+        if peer.transfer("read", &session, sink, &item(LEN)) == 0 {
+            peer.assert_holds(sink, 0, len, BACKGROUND, LEN);
+        }
+        peer.assert_holds(sink, len, LEN - len, CONTENT, len);
+        proxy.heal();
+        eventually("the real engine reads again", || {
+            peer.transfer("read", &session, sink, &item(LEN)) == 0
+        });
+        peer.assert_holds(sink, 0, len, BACKGROUND, LEN);
+        // Nothing is on its way any more: either it has come or its connection has ended.
+        let mut found = vec![0; len as usize];
+        let mut part = None;
+        eventually("the write has come or has ended", || {
+            ours.slab.copy_out(0, &mut found).unwrap();
+            let new = stream::bytes(CONTENT, 0, len as usize);
+            let now = written_part(&found, &new, &stream::bytes(BACKGROUND, 0, len as usize));
+            assert!(now.is_some(), "other bytes than those that were written");
+            part.replace(now) == Some(now)
+        });
+        if part.flatten() == Some(len as usize) {
+            whole += 1;
+        } else {
+            cut += 1;
+        }
+        ours.assert_holds(len..2 * LEN, BACKGROUND, len);
+        assert_version_1_or_nothing(&proxy);
+    }
+    assert!(whole > 0 && cut > 0, "{whole} whole, {cut} cut");
 }
 
 #[test]
