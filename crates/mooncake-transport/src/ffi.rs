@@ -376,10 +376,11 @@ impl Engine for FfiEngine {
         let again = known.is_some();
         let is_p2p = self.is_p2p;
         let vet_peers = self.vet_peers && is_p2p;
+        let rules = vet::Rules::of(&self.transport);
         let owned = name.to_owned();
         let (id, place) = call(&self.core, "openSegment", move |core| {
             if vet_peers {
-                vet::vet(&owned, core.timeouts.vet)?;
+                vet::vet(&owned, rules, core.timeouts.vet)?;
             }
             let place = match is_p2p {
                 true => place_of(&owned),

@@ -56,7 +56,7 @@ pub struct FfiConfig {
     pub danger_remote_read_lets_write: bool,
     /// Asks a peer for its descriptor before the library does, and refuses one that would end the process. With P2P
     /// only: with a store nothing is looked at. It costs a connection for each segment that is opened; turn it off for peers
-    /// that publish several protocols as a list, if the library takes that. Default on.
+    /// of another protocol than the engine's, or of several, if the library takes that. Default on.
     pub vet_peers: bool,
     /// Bounds of every queue and count.
     pub limits: FfiLimits,

@@ -10,18 +10,45 @@ use std::time::{Duration, Instant};
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::config::Transport;
 use crate::error::{ControlError, EngineError};
 use crate::wire::JsonError;
 use crate::wire::control::{FrameDecoder, FrameKind, FrameLimits, encode_frame};
+use crate::wire::descriptor::DescriptorError;
 use crate::wire::json::{self, Document, Members, Scalar};
 use crate::wire::name::PeerName;
 
 /// Bytes read from the peer at a time.
 const CHUNK: usize = 64 << 10;
 
+/// The longest that one address of the peer may take to accept a connection, so that the next one is tried too.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Which descriptors are let through to the library.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    /// The protocols that a peer may have. With another one the library reads members that are not looked at here.
+    pub(super) protocols: &'static [&'static str],
+    /// The library dials addresses of IPv6, and no others.
+    pub(super) ipv6: bool,
+}
+
+impl Rules {
+    /// Those of an engine with this transport. The library reads `MC_USE_IPV6`.
+    pub(super) fn of(transport: &Transport) -> Self {
+        Self {
+            protocols: match transport {
+                Transport::Tcp => &["tcp"],
+                Transport::Rdma | Transport::RdmaOver(_) => &["rdma", "tcp"],
+            },
+            ipv6: std::env::var_os("MC_USE_IPV6").is_some(),
+        }
+    }
+}
+
 /// Asks the peer for its descriptor, and says whether the library would survive it. Takes at most `timeout`, beside
 /// what the system takes to resolve the name.
-pub(super) fn vet(name: &str, timeout: Duration) -> Result<(), EngineError> {
+pub(super) fn vet(name: &str, rules: Rules, timeout: Duration) -> Result<(), EngineError> {
     let parsed = PeerName::parse(name).map_err(|source| EngineError::PeerName {
         name: name.to_owned(),
         source,
@@ -32,15 +59,23 @@ pub(super) fn vet(name: &str, timeout: Duration) -> Result<(), EngineError> {
             host: parsed.host().to_owned(),
             source: error.into(),
         })?
+        // Where the library will ask.
+        .filter(|address| address.is_ipv6() == rules.ipv6)
         .collect();
+    if addresses.is_empty() {
+        return Err(EngineError::Resolve {
+            host: parsed.host().to_owned(),
+            source: std::io::Error::from(std::io::ErrorKind::AddrNotAvailable).into(),
+        });
+    }
     let failed = |source| EngineError::Control {
         peer: name.to_owned(),
         source,
     };
     let text = fetch(&addresses, timeout).map_err(failed)?;
-    check(&text).map_err(|error| EngineError::Descriptor {
+    check(&text, rules.protocols).map_err(|source| EngineError::Descriptor {
         peer: name.to_owned(),
-        source: error.into(),
+        source,
     })
 }
 
@@ -111,7 +146,7 @@ fn connect(
         let Some(left) = left() else {
             return Err(late);
         };
-        match TcpStream::connect_timeout(&endpoint, left) {
+        match TcpStream::connect_timeout(&endpoint, left.min(CONNECT_MAX)) {
             Ok(stream) => return Ok(stream),
             Err(error) if error.kind() == std::io::ErrorKind::TimedOut => failure = late,
             Err(error) => {
@@ -127,19 +162,25 @@ fn connect(
 
 /// Says whether each member that the library reads has a type that it can read.
 ///
-/// What the library refuses by itself, such as `null` or another protocol, is let through. The members that only
-/// RDMA has are not looked at.
-fn check(text: &[u8]) -> Result<(), JsonError> {
+/// What the library refuses by itself, such as `null`, is let through. The members that only RDMA has are not
+/// looked at.
+fn check(text: &[u8], protocols: &[&str]) -> Result<(), DescriptorError> {
     let descriptor = match json::decode::<Document<Suspect>>(text)? {
         Document::Object(descriptor) => descriptor,
         Document::Null => return Ok(()),
-        Document::Other => return Err(JsonError::NotAnObject),
+        Document::Other => return Err(JsonError::NotAnObject.into()),
     };
     check_text(&descriptor.name, "name")?;
     check_text(&descriptor.protocol, "protocol")?;
+    check_text(&descriptor.rdma_server_name, "rdma_server_name")?;
+    check_text(&descriptor.timestamp, "timestamp")?;
+    let protocol = descriptor.protocol.into_text("protocol")?;
+    if !protocol.is_empty() && !protocols.contains(&&*protocol) {
+        return Err(DescriptorError::Protocol { protocol });
+    }
     check_int(&descriptor.data_port, "tcp_data_port")?;
     check_int(&descriptor.version, "tcp_proto_version")?;
-    descriptor.buffers.0
+    Ok(descriptor.buffers.0?)
 }
 
 /// Scalars have a text.
@@ -170,6 +211,8 @@ fn check_int(value: &Scalar, member: &'static str) -> Result<(), JsonError> {
 struct Suspect {
     name: Scalar,
     protocol: Scalar,
+    rdma_server_name: Scalar,
+    timestamp: Scalar,
     data_port: Scalar,
     version: Scalar,
     buffers: Buffers,
@@ -180,6 +223,8 @@ impl Members for Suspect {
         match member {
             "name" => self.name = map.next_value()?,
             "protocol" => self.protocol = map.next_value()?,
+            "rdma_server_name" => self.rdma_server_name = map.next_value()?,
+            "timestamp" => self.timestamp = map.next_value()?,
             "tcp_data_port" => self.data_port = map.next_value()?,
             "tcp_proto_version" => self.version = map.next_value()?,
             "buffers" => self.buffers = map.next_value()?,
@@ -221,7 +266,8 @@ fn check_buffer(entry: Document<SuspectBuffer>) -> Result<(), JsonError> {
     }
 }
 
-/// What is wrong with the first bad entry of `buffers`. Anything but an array counts as none.
+/// What is wrong with the first bad entry of `buffers`. Of an object the library looks at the values; any scalar counts
+/// as none.
 struct Buffers(Result<(), JsonError>);
 
 impl Default for Buffers {
@@ -264,8 +310,13 @@ impl<'de> Deserialize<'de> for Buffers {
                 Ok(Buffers(found))
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Buffers, A::Error> {
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Buffers::default())
+                let mut found = Ok(());
+                while let Some((IgnoredAny, entry)) =
+                    map.next_entry::<IgnoredAny, Document<SuspectBuffer>>()?
+                {
+                    found = found.and_then(|()| check_buffer(entry));
+                }
+                Ok(Buffers(found))
             }
         }
         deserializer.deserialize_any(BuffersVisitor)
@@ -279,10 +330,18 @@ mod tests {
 
     use super::*;
     use crate::wire::control::FrameError;
-    use crate::wire::descriptor::DescriptorError;
 
-    fn wrong(member: &'static str) -> Result<(), JsonError> {
-        Err(JsonError::WrongType { member })
+    const TCP: Rules = Rules {
+        protocols: &["tcp"],
+        ipv6: false,
+    };
+
+    fn wrong(member: &'static str) -> Result<(), DescriptorError> {
+        Err(JsonError::WrongType { member }.into())
+    }
+
+    fn check(text: &[u8]) -> Result<(), DescriptorError> {
+        super::check(text, TCP.protocols)
     }
 
     // row: W12.11.4
@@ -293,19 +352,29 @@ mod tests {
             real,
             "{}",
             "null",
-            r#"{"protocol":"rdma","buffers":[{"addr":18446744073709551615,"length":1,"rkey":[7]}],"devices":[{}]}"#,
-            r#"{"protocol":5,"tcp_data_port":null,"tcp_proto_version":2.0}"#,
-            r#"{"buffers":{"a":1}}"#,
-            r#"{"buffers":"x"}"#,
-            r#"{"buffers":[null,{"addr":null,"length":true,"name":1e2}]}"#,
+            r#"{"protocol":"tcp","buffers":[{"addr":18446744073709551615,"length":1,"rkey":[7]}],"devices":[{}]}"#,
+            r#"{"protocol":"","tcp_data_port":null,"tcp_proto_version":2.0}"#,
+            r#"{"protocol":"tcp","buffers":"x","timestamp":7,"rdma_server_name":null}"#,
+            r#"{"protocol":"tcp","buffers":[null,{"addr":null,"length":true,"name":1e2}]}"#,
+            r#"{"protocol":"tcp","buffers":{"a":{"addr":7}}}"#,
         ];
         for text in survived {
             assert_eq!(check(text.as_bytes()), Ok(()), "{text}");
         }
         let fatal = [
-            ("[]", Err(JsonError::NotAnObject)),
-            (r#""text""#, Err(JsonError::NotAnObject)),
-            ("7", Err(JsonError::NotAnObject)),
+            ("[]", Err(JsonError::NotAnObject.into())),
+            (r#""text""#, Err(JsonError::NotAnObject.into())),
+            ("7", Err(JsonError::NotAnObject.into())),
+            (r#"{"protocol":"tcp","timestamp":[]}"#, wrong("timestamp")),
+            (
+                r#"{"protocol":"tcp","rdma_server_name":{}}"#,
+                wrong("rdma_server_name"),
+            ),
+            (
+                r#"{"protocol":"tcp","buffers":{"a":{"addr":"1"}}}"#,
+                wrong("addr"),
+            ),
+            (r#"{"protocol":"tcp","buffers":{"a":1}}"#, wrong("buffers")),
             (r#"{"protocol":["tcp"]}"#, wrong("protocol")),
             (r#"{"protocol":{}}"#, wrong("protocol")),
             (r#"{"name":[]}"#, wrong("name")),
@@ -335,12 +404,22 @@ mod tests {
         let deep = format!("{{\"x\":{}{}}}", "[".repeat(1_001), "]".repeat(1_001));
         assert!(matches!(
             check(deep.as_bytes()),
-            Err(JsonError::TooDeep { .. })
+            Err(DescriptorError::Json(JsonError::TooDeep { .. }))
         ));
         assert!(matches!(
             check(b"\xff\xfe"),
-            Err(JsonError::Malformed { .. })
+            Err(DescriptorError::Json(JsonError::Malformed { .. }))
         ));
+        // What the library would read of it depends on the protocol.
+        for protocol in ["rdma", "ascend", "tcp,hip", "TCP"] {
+            let text = format!(r#"{{"protocol":"{protocol}"}}"#);
+            let expected = DescriptorError::Protocol {
+                protocol: protocol.to_owned(),
+            };
+            assert_eq!(check(text.as_bytes()), Err(expected));
+        }
+        let rdma = Rules::of(&Transport::Rdma).protocols;
+        assert_eq!(super::check(br#"{"protocol":"rdma"}"#, rdma), Ok(()));
     }
 
     /// Vets a peer that reads a request, answers with `reply`, and then closes or stays.
@@ -358,7 +437,7 @@ mod tests {
                     let _ = stream.read(&mut [0]);
                 }
             });
-            vet(&name, timeout)
+            vet(&name, TCP, timeout)
         })
     }
 
@@ -406,8 +485,20 @@ mod tests {
         let name = listener.local_addr().unwrap().to_string();
         drop(listener);
         assert!(matches!(
-            control_error(vet(&name, Duration::from_secs(20))),
+            control_error(vet(&name, TCP, Duration::from_secs(20))),
             ControlError::Connect { .. }
         ));
+    }
+
+    #[test]
+    fn only_addresses_that_the_library_dials_are_asked() {
+        let v6 = Rules { ipv6: true, ..TCP };
+        for (name, rules) in [("[::1]:7", TCP), ("127.0.0.1:7", v6)] {
+            let error = vet(name, rules, Duration::from_secs(20)).unwrap_err();
+            assert!(
+                matches!(error, EngineError::Resolve { .. }),
+                "{name}: {error:?}"
+            );
+        }
     }
 }

@@ -77,9 +77,11 @@ fn prepare(bytes: &[u8]) -> Result<Cow<'_, [u8]>, JsonError> {
             b'/' => {
                 let rest = &bytes[at..];
                 let len = if rest.starts_with(b"/*") {
-                    rest.windows(2)
+                    // Behind the opening, whose asterisk does not close it.
+                    rest[2..]
+                        .windows(2)
                         .position(|pair| pair == b"*/")
-                        .map(|found| found + 2)
+                        .map(|found| found + 4)
                 } else if rest.starts_with(b"//") {
                     let end = rest.iter().position(|byte| *byte == b'\n');
                     Some(end.unwrap_or(rest.len()))
@@ -302,6 +304,13 @@ mod tests {
             ),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_comment_ends_at_the_first_closing_behind_its_opening() {
+        check("/*/ 1 */ 2", Ok(Scalar::Unsigned(2)));
+        check("/**/ 3", Ok(Scalar::Unsigned(3)));
+        malformed("/*/ 1");
     }
 
     #[test]
