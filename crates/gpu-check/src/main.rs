@@ -1,7 +1,8 @@
 //! Tests slab-cuda and the connector on a GPU, measures them there, and prints a report in Markdown.
 //!
-//! One program that needs nothing but the driver: build it anywhere (`cargo xtask gpu --bundle`) and run it where the
-//! GPU is. It ends with 0 if every check held, 1 if one did not, 2 if there is no GPU to work with.
+//! One program that needs nothing but the driver and the system's C and C++ libraries: build it anywhere (`cargo xtask
+//! gpu --bundle`) and run it where the GPU is. It ends with 0 if every check held, 1 if one did not or the device cannot
+//! be opened, 2 if there is no driver that works.
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -14,7 +15,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::Parser;
-use slab_cuda::{Device, Driver};
+use slab_cuda::{CudaError, Device, Driver};
 
 /// Tests and measures on a GPU of this machine, and prints a report
 #[derive(Parser)]
@@ -57,7 +58,8 @@ fn main() -> ExitCode {
         Ok(device) => device,
         Err(error) => {
             eprintln!("gpu-check: {error:#}");
-            return ExitCode::from(2);
+            let is_missing = matches!(error.downcast_ref(), Some(CudaError::Unavailable(_)));
+            return ExitCode::from(if is_missing { 2 } else { 1 });
         }
     };
     let effort = if args.quick {
@@ -127,7 +129,7 @@ fn check(device: &Device, effort: Effort) -> usize {
     }
     let lost = device.lost();
     println!(
-        "\n{} of {} checks held; {} memories lost.",
+        "\n{} of {} checks held; {} memories, events or streams lost.",
         checks::ALL.len() - failed,
         checks::ALL.len(),
         lost.count

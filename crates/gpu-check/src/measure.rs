@@ -13,7 +13,10 @@ use crate::checks::{copy, device_slab, engine, pair, push, transfer};
 use crate::pool::{Items, soon, submit};
 
 pub(crate) fn run(device: &Device, effort: Effort) -> Result<()> {
-    println!("\n## Figures\n\nMedians of {} each.", effort.repeat);
+    println!(
+        "\n## Figures\n\nMedians of {} each. Who waits for the device looks without a pause at first and every 50 us later.",
+        effort.repeat
+    );
     copies(device, effort)?;
     lists(device, effort)?;
     events(device, effort)?;

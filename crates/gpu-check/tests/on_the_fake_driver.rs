@@ -38,7 +38,7 @@ fn every_check_holds_and_everything_is_measured() {
         assert_eq!(output.status.code(), Some(0), "{report}");
         assert!(report.contains("- device 0: fake device 0"), "{report}");
         assert!(
-            report.contains("7 of 7 checks held; 0 memories lost."),
+            report.contains("7 of 7 checks held; 0 memories, events or streams lost."),
             "{report}"
         );
         for table in [

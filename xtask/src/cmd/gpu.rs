@@ -11,7 +11,7 @@ use crate::runner::{Runner, display};
 /// Tests and measures on a GPU of this machine, or makes the program that does so elsewhere
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only make the program, which needs nothing but the driver, and say how to run it
+    /// Only make the program, and say how to run it where a GPU is
     #[arg(long, conflicts_with_all = ["device", "quick"])]
     bundle: bool,
     /// Number of the device
@@ -22,8 +22,8 @@ pub(crate) struct Args {
     quick: bool,
 }
 
-/// What the program ends with where there is no GPU to work with.
-const NO_GPU: i32 = 2;
+/// What the program ends with where no driver works.
+const NO_DRIVER: i32 = 2;
 
 impl Args {
     pub(crate) fn run(self, runner: &Runner) -> Result<()> {
@@ -46,7 +46,8 @@ impl Args {
             .context("cannot copy the program")?;
         if self.bundle {
             println!(
-                "target/gpu/gpu-check is all that is needed; where the GPU is, run\n  ./gpu-check > report.md"
+                "target/gpu/gpu-check needs the NVIDIA driver, glibc not older than here, and libstdc++; where the GPU is, run\n  \
+                 ./gpu-check > report.md"
             );
             return Ok(());
         }
@@ -62,8 +63,12 @@ impl Args {
             .context("cannot start the program")?;
         let report = String::from_utf8_lossy(&output.stdout);
         print!("{report}");
+        if !report.is_empty() {
+            fs::write(dir.join("report.md"), &*report)?;
+            println!("\nwritten to target/gpu/report.md");
+        }
         match output.status.code() {
-            Some(NO_GPU) => {
+            Some(NO_DRIVER) => {
                 let not_run = NotRun {
                     what: "gpu".to_owned(),
                     class: Class::NeedsGpu,
@@ -74,11 +79,7 @@ impl Args {
                 println!("{not_run}");
                 Ok(())
             }
-            Some(0) => {
-                fs::write(dir.join("report.md"), &*report)?;
-                println!("\nwritten to target/gpu/report.md");
-                Ok(())
-            }
+            Some(0) => Ok(()),
             _ => bail!("`{}` failed ({})", display(&command), output.status),
         }
     }

@@ -37,9 +37,8 @@ pub(crate) fn memory(device: DeviceName, len: u64) -> anyhow::Result<Arc<dyn Mem
     let DeviceName::Cuda(ordinal) = device;
     let opened = Driver::load().and_then(|driver| driver.device(ordinal));
     let opened = opened.with_context(|| format!("--device {device} cannot be used"))?;
-    let slab = DeviceSlab::new(&opened, len).with_context(|| {
-        format!("{device} has no {len} bytes to give; choose another --pool size")
-    })?;
+    let slab = DeviceSlab::new(&opened, len)
+        .with_context(|| format!("{device} has no {len} bytes to give; choose a smaller --pool"))?;
     Ok(Arc::new(slab))
 }
 
@@ -73,5 +72,12 @@ mod tests {
         ] {
             assert!(parse_device(text).is_err(), "{text}");
         }
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn a_build_without_cuda_says_how_to_get_one() {
+        let error = memory(DeviceName::Cuda(0), 1).err().expect("refused");
+        assert!(error.to_string().ends_with("build it with --features cuda"));
     }
 }
