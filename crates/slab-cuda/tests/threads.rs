@@ -102,10 +102,11 @@ impl Setup {
         let bytes = settled.map_err(|refused| refused.cause)?;
         let found = fake.peek(address, len as usize);
         assert!(found.iter().all(|byte| *byte == key as u8));
-        let at = bytes.offset();
         let bytes = bytes.into_allocation();
         let published = self.pool.with(|pool, ()| pool.publish(key, bytes, ()));
         let lease = self.pool.lease_guard(published.unwrap()).unwrap();
+        // Another thread may have published the key meanwhile: then the bytes above went back, and these are its.
+        let at = lease.offset();
         // All its bytes are equal, so that copying one half to the other changes nothing. The copy holds the lease.
         let half = len / 2;
         let batch = CopyBatch::one((&self.slab, at), (&self.slab, at + half), half, lease);
