@@ -22,7 +22,7 @@ use crate::slab::CudaMemory;
 use crate::stage::QUIET_LIMIT;
 use crate::stream::{Backoff, Event, Stream};
 use crate::sync::{Mutex, lock};
-use crate::track::{Track, failed_before};
+use crate::track::{Point, Track, failed_before};
 
 // The list's lengths are handed over as they are.
 const _: () = assert!(size_of::<usize>() == size_of::<u64>());
@@ -213,7 +213,7 @@ impl Copier {
         &self,
         batch: CopyBatch,
         mut event: Event,
-        ended: &mut Vec<Held>,
+        ended: &mut Vec<Point<Event, Held>>,
     ) -> Result<Copying, Refused<CopyBatch>> {
         let mut track = lock(&self.inner.track);
         if track.pending() >= PENDING_MAX {

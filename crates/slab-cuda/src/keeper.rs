@@ -8,7 +8,7 @@ use slab_core::{Error, Fence, TimelineId};
 
 use crate::error::CudaError;
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::track::{Mark, Track, failed_before};
+use crate::track::{Mark, Point, Track, failed_before};
 
 /// What a pool is told of a timeline.
 #[derive(Clone, Copy, Debug)]
@@ -101,9 +101,10 @@ impl<E: Mark> Keeper<E> {
     /// # Errors
     /// [`CudaError::TooManyStreams`] at the bound, or the pool's error.
     pub fn attach(&self) -> Result<usize, CudaError> {
+        let mut ended = Vec::new();
         let _polling = self.lock_polling();
         // What fails here is told to the next caller of `poll`.
-        self.look();
+        self.look(&mut ended);
         let slots = {
             let mut book = lock(&self.book);
             let mut slots = book.slots.iter_mut();
@@ -213,8 +214,9 @@ impl<E: Mark> Keeper<E> {
     /// # Panics
     /// If the calling thread is inside the pool's lock.
     pub fn poll(&self) -> Result<usize, CudaError> {
+        let mut ended = Vec::new();
         let _polling = self.lock_polling();
-        self.look();
+        self.look(&mut ended);
         let mut book = lock(&self.book);
         let mut untold = book.slots.iter_mut().filter(|slot| !slot.told);
         let failed = untold.find_map(|slot| {
@@ -230,8 +232,9 @@ impl<E: Mark> Keeper<E> {
 
     /// As [`poll`](Self::poll), and leaves what has failed for a caller of that to be told.
     pub(crate) fn poll_quietly(&self) {
+        let mut ended = Vec::new();
         let _polling = self.lock_polling();
-        self.look();
+        self.look(&mut ended);
     }
 
     /// Whoever polls takes the pool's lock: a thread that has it would wait for itself, or for another that polls.
@@ -243,14 +246,16 @@ impl<E: Mark> Keeper<E> {
         lock(&self.polling)
     }
 
-    /// One look. `polling` is held, and `book` is not.
-    fn look(&self) {
+    /// One look. `polling` is held, and `book` is not. What was passed goes to `ended`, which its callers make before
+    /// they take the lock, so that it is dropped after that: a mark keeps a stream, whose owner's destructor may drop
+    /// what comes back here.
+    fn look(&self, ended: &mut Vec<Point<E, ()>>) {
         let mut news = Vec::new();
         let returned = {
             let mut book = lock(&self.book);
             for slot in &mut book.slots {
                 let (reached, failed) = (slot.track.reached(), slot.track.failed().is_some());
-                slot.track.poll(&mut Vec::new());
+                slot.track.poll(ended);
                 if slot.track.reached() > reached {
                     news.push(News::Reached(slot.id, slot.track.reached()));
                 }
@@ -268,9 +273,11 @@ impl<E: Mark> Keeper<E> {
 
     /// Looks, and tells the pool nothing. Says whether nothing is pending, and whether nothing has failed.
     pub(crate) fn look_alone(&mut self) -> (bool, bool) {
+        // Before the lock, so that it is dropped after it.
+        let mut ended = Vec::new();
         let mut book = lock(&self.book);
         for slot in &mut book.slots {
-            slot.track.poll(&mut Vec::new());
+            slot.track.poll(&mut ended);
         }
         let has_failed = book.slots.iter().any(|slot| slot.track.error().is_some());
         (book.pending() == 0, !has_failed)

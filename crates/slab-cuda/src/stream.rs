@@ -158,8 +158,11 @@ impl Mark for Event {
 pub(crate) struct Event {
     device: Device,
     raw: CUevent,
-    /// Where it was recorded, until it is seen to be passed: that stream must not go before.
-    pending: Option<Stream>,
+    /// Where it was recorded last: that stream must not go before it is passed. Kept until this value goes, for it may be
+    /// asked under a lock, and the stream may be the last one's whose owner has a destructor of its own.
+    stream: Option<Stream>,
+    /// It was recorded, or may have been, and is not seen to be passed.
+    is_pending: bool,
 }
 
 // SAFETY: events may be used from any thread (CUDA driver API: its functions are thread-safe).
@@ -186,18 +189,33 @@ impl Event {
         Ok(Self {
             device: device.clone(),
             raw,
-            pending: None,
+            stream: None,
+            is_pending: false,
         })
     }
 
-    /// Records it behind everything that was submitted to the stream so far.
+    /// Records it behind everything that was submitted to the stream so far. If that fails, another event is tried once:
+    /// without one, nobody learns when the work before it has ended, and what that touches is lost.
     pub(crate) fn record(&mut self, stream: &Stream) -> Result<(), CudaError> {
         if is_left_out(Twin::RecordEvent) {
             return Ok(());
         }
+        self.record_once(stream).or_else(|error| {
+            let again = Self::take(&self.device).and_then(|mut other| {
+                other.record_once(stream)?;
+                Ok(other)
+            });
+            // The first error says what is wrong.
+            *self = again.map_err(|_| error)?;
+            Ok(())
+        })
+    }
+
+    fn record_once(&mut self, stream: &Stream) -> Result<(), CudaError> {
         let _current = self.device.enter()?;
         // Also if it fails: the driver may have done it all the same, so that the event is not used again.
-        self.pending = Some(stream.clone());
+        self.stream = Some(stream.clone());
+        self.is_pending = true;
         // SAFETY: both are live, and of one device: its callers have checked that.
         unsafe {
             call!(
@@ -217,7 +235,7 @@ impl Event {
             return Ok(false);
         }
         functions.check("cuEventQuery", code)?;
-        self.pending = None;
+        self.is_pending = false;
         Ok(true)
     }
 
@@ -240,9 +258,10 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let leftover = match self.pending {
-            None => self.device.keep_event(self.raw),
-            Some(_) => Some(self.raw),
+        let leftover = if self.is_pending {
+            Some(self.raw)
+        } else {
+            self.device.keep_event(self.raw)
         };
         let Some(raw) = leftover else {
             return;

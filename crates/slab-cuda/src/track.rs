@@ -13,10 +13,11 @@ pub trait Mark {
     fn poll(&mut self) -> Result<bool, CudaError>;
 }
 
-struct Point<E, H> {
+/// A point in the queue. One that was passed is handed out whole: its mark may own what others have made.
+pub(crate) struct Point<E, H> {
     mark: E,
     value: u64,
-    hold: H,
+    pub(crate) hold: H,
 }
 
 /// The points of one stream. `H` is held until the point behind it is passed.
@@ -63,10 +64,11 @@ impl<E: Mark, H> Track<E, H> {
         self.last
     }
 
-    /// Looks how far the stream has come. What need not be held any more goes to `ended`.
+    /// Looks how far the stream has come. What need not be held any more goes to `ended`, to be dropped where no lock is
+    /// held: both halves of a point may run destructors of the program's own.
     ///
     /// O(points passed since the last look).
-    pub(crate) fn poll(&mut self, ended: &mut Vec<H>) {
+    pub(crate) fn poll(&mut self, ended: &mut Vec<Point<E, H>>) {
         while self.failed.is_none()
             && let Some(front) = self.queue.front_mut()
         {
@@ -74,7 +76,7 @@ impl<E: Mark, H> Track<E, H> {
                 Ok(false) => return,
                 Ok(true) => {
                     self.reached = front.value;
-                    ended.extend(self.queue.pop_front().map(|point| point.hold));
+                    ended.extend(self.queue.pop_front());
                 }
                 Err(error) => self.failed = Some(error),
             }
@@ -169,7 +171,7 @@ mod tests {
     fn polled(track: &mut Track<Toy, u32>) -> Vec<u32> {
         let mut ended = Vec::new();
         track.poll(&mut ended);
-        ended
+        ended.into_iter().map(|point| point.hold).collect()
     }
 
     #[test]

@@ -105,7 +105,7 @@ impl Setup {
         let bytes = bytes.into_allocation();
         let published = self.pool.with(|pool, ()| pool.publish(key, bytes, ()));
         let lease = self.pool.lease_guard(published.unwrap()).unwrap();
-        // Another thread may have published the key meanwhile: then the bytes above went back, and these are its.
+        // The lease's own place: where another thread was first with the key, our bytes are free already.
         let at = lease.offset();
         // All its bytes are equal, so that copying one half to the other changes nothing. The copy holds the lease.
         let half = len / 2;
@@ -177,7 +177,7 @@ fn threads_whose_streams_fail_meet_no_byte_that_is_in_use() {
     fake.expect_lost();
     let setup = Setup::new(&fake);
     for nth in [100, 300, 700] {
-        fake.inject(c"cuEventRecord", nth, 719);
+        fake.inject_many(c"cuEventRecord", nth, 2, 719);
         fake.inject(c"cuEventQuery", nth * 3, 700);
     }
     setup.run(&fake);

@@ -217,7 +217,56 @@ fn a_query_that_fails_quarantines_and_is_told_once() {
 }
 
 #[test]
-fn a_record_that_fails_keeps_the_bytes_and_lets_earlier_ones_come_back() {
+fn a_record_that_fails_once_is_done_with_another_event() {
+    let fake = Fake::manual();
+    let setup = setup(&fake);
+    let timeline = setup.attach();
+    for code in [2, 719] {
+        let loan = timeline.lend(setup.allocate(3)).unwrap();
+        fake.launch(loan.stream(), loan.address(), loan.len(), Some(1));
+        fake.inject(c"cuEventRecord", 1, code);
+        loan.release().unwrap();
+        assert_eq!(setup.timelines.poll(), Ok(1));
+        assert_eq!(setup.stats().waiting, 3 * G);
+        fake.advance_all();
+        assert_eq!(setup.timelines.poll(), Ok(0));
+        assert_eq!(setup.stats().free, GRANULES * G);
+    }
+    assert_eq!(fake.injected(), 2);
+}
+
+/// Dropping what keeps a stream takes the locks of the pool's timelines, here by the drop of a loan. Polled under one of
+/// them, this would wait for ever.
+#[test]
+fn what_keeps_a_stream_may_hold_a_loan_of_the_same_pool() {
+    let fake = Fake::manual();
+    let setup = setup(&fake);
+    let (own, other) = (Stream::new(&setup.device).unwrap(), setup.attach());
+    for is_attached in [false, true] {
+        let kept = other.lend(setup.allocate(1)).unwrap();
+        let keep = std::sync::Mutex::new((kept, other.clone()));
+        let wrapped = fake::foreign_stream(&setup.device, own.as_raw(), keep).unwrap();
+        let timeline = setup.timelines.attach(&wrapped).unwrap();
+        let loan = timeline.lend(setup.allocate(1)).unwrap();
+        fake.launch(loan.stream(), loan.address(), loan.len(), Some(1));
+        loan.release().unwrap();
+        drop((timeline, wrapped));
+        fake.advance_all();
+        // The event is the last that knows the stream.
+        if is_attached {
+            drop(setup.attach());
+        } else {
+            setup.timelines.poll().unwrap();
+        }
+        setup.timelines.poll().unwrap();
+        fake.advance_all();
+        assert_eq!(setup.timelines.poll(), Ok(0));
+        assert_eq!(setup.stats().free, GRANULES * G);
+    }
+}
+
+#[test]
+fn a_record_that_fails_twice_keeps_the_bytes_and_lets_earlier_ones_come_back() {
     let mut fake = Fake::manual();
     fake.expect_lost();
     let setup = setup(&fake);
@@ -229,7 +278,8 @@ fn a_record_that_fails_keeps_the_bytes_and_lets_earlier_ones_come_back() {
     );
     fake.launch(first.stream(), first.address(), first.len(), Some(1));
     first.release().unwrap();
-    fake.inject(c"cuEventRecord", 1, 719);
+    // And the second try.
+    fake.inject_many(c"cuEventRecord", 1, 2, 719);
     let error = second.release().unwrap_err();
     assert!(matches!(
         error,
@@ -255,7 +305,8 @@ fn a_resident_behind_a_record_that_failed_is_quarantined_when_it_would_be_reused
     let setup = setup(&fake);
     let timeline = setup.attach();
     let loan = timeline.lend(setup.publish(1, GRANULES)).unwrap();
-    fake.inject(c"cuEventRecord", 1, 719);
+    // And the second try.
+    fake.inject_many(c"cuEventRecord", 1, 2, 719);
     assert!(loan.settle().is_err());
     assert!(setup.timelines.poll().is_err());
     let reserved = setup.pool.with(|pool, ()| {
