@@ -131,7 +131,7 @@ fn property_our_transfers_with_a_real_engine_survive_random_faults() {
     let _alone = alone();
     let mut peer = Peer::start();
     let ours = our_engine();
-    let open = Open::now();
+    let open = Open::beside_an_engine();
     let mut sum = Sum::default();
     for seed in seeds(0..16) {
         println!("seed {seed}");
@@ -195,7 +195,7 @@ fn property_a_real_engines_transfers_with_ours_survive_random_faults() {
     ]);
     let ours = our_engine();
     let _registration = ours.register(Access::RemoteWrite);
-    let open = Open::now();
+    let open = Open::beside_an_engine();
     let mut sum = Sum::default();
     for seed in seeds(100..112) {
         println!("seed {seed}");

@@ -153,6 +153,19 @@ impl Open {
         Self { files, threads }
     }
 
+    /// With an engine that was just started: its thread has its name only once it runs.
+    pub(crate) fn beside_an_engine() -> Self {
+        let begin = Instant::now();
+        loop {
+            let now = Self::now();
+            if now.threads.contains_key("mooncake-tcp") {
+                return now;
+            }
+            assert!(begin.elapsed() < GONE_LIMIT, "no engine runs: {now:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Fails unless no more is open than was, in a while.
     #[track_caller]
     pub(crate) fn assert_back(&self, what: &str) {
