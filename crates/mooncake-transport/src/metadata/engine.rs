@@ -204,7 +204,11 @@ impl Engine for StoreEngine {
         self.may_wait()?;
         let inner = self.engine.register(Arc::clone(&memory), access)?;
         if let Err(error) = self.republish() {
-            inner.unregister()?;
+            let unregistered = inner.unregister();
+            // Whoever published meanwhile had it in the descriptor.
+            self.publisher.mark_stale();
+            self.keeper.waker()();
+            unregistered?;
             return Err(error.into());
         }
         let look = self.keeper.waker();

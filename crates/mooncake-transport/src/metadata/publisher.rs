@@ -7,6 +7,10 @@ use super::MetadataStore;
 use super::error::StoreError;
 use super::key::Keys;
 use super::value::RpcMeta;
+use crate::wire::control::FRAME_BYTES_MAX;
+
+/// Longer than an engine's own descriptor may be configured to become.
+const OWN_BYTES_MAX: u64 = FRAME_BYTES_MAX;
 
 /// Longest value beside a descriptor that is read, in bytes.
 const RPC_META_BYTES_MAX: u64 = 16 << 10;
@@ -84,8 +88,14 @@ impl Publisher {
                     ),
                 }
             }
-            if publisher.set_rpc_meta(found.as_deref())? {
-                return Ok(publisher);
+            match publisher.set_rpc_meta(found.as_deref()) {
+                Ok(true) => return Ok(publisher),
+                Ok(false) => {}
+                Err(error) => {
+                    // It may have been set all the same, and would stand for an engine that never was.
+                    publisher.withdraw_or_say();
+                    return Err(error);
+                }
             }
         }
         Err(StoreError::Contended {
@@ -188,14 +198,24 @@ impl Publisher {
         }
         // Whatever comes of it, nothing is published from now on.
         state.withdrawn = true;
+        // In this order: whoever takes the name names himself first and puts his descriptor afterwards, so that
+        // what was there while the name was still ours is not his. What he puts later is not what is expected.
+        let descriptor = match self.store.get(&self.descriptor_key, OWN_BYTES_MAX) {
+            Ok(descriptor) => descriptor,
+            // Then it is none of ours.
+            Err(StoreError::TooLong { .. }) => None,
+            Err(error) => return Err(error),
+        };
         let found = self.raw_rpc_meta(&self.rpc_meta_key)?;
         if let Some(found) = &found
             && self.decoded(&self.rpc_meta_key, found)? != self.rpc_meta
         {
             return Ok(());
         }
-        // While the name is ours nobody else puts a descriptor there.
-        self.store.delete(&self.descriptor_key)?;
+        if let Some(descriptor) = &descriptor {
+            self.store
+                .swap(&self.descriptor_key, Some(descriptor), None)?;
+        }
         if found.is_some() {
             self.store
                 .swap(&self.rpc_meta_key, found.as_deref(), None)?;

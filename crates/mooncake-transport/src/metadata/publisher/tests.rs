@@ -17,6 +17,11 @@ struct Fake {
     ends_lines: bool,
     /// Another engine's entry, which is there at the second look.
     rival: Mutex<Option<RpcMeta>>,
+    /// Takes the name with a descriptor, at the first look at `rpc_meta`, behind which it is ours still.
+    thief: Mutex<Option<RpcMeta>>,
+    /// A swap is carried out and its answer lost, and so is the answer to the next look.
+    hides_swap: AtomicBool,
+    hides_get: AtomicBool,
 }
 
 impl Fake {
@@ -46,7 +51,20 @@ impl Fake {
 impl MetadataStore for Fake {
     fn get(&self, key: &str, _: u64) -> Result<Option<Vec<u8>>, StoreError> {
         self.check()?;
-        Ok(self.entries.lock().unwrap().get(key).cloned())
+        if self.hides_get.swap(false, Ordering::Relaxed) {
+            return Err(StoreError::Timeout {
+                store: "fake".into(),
+                timeout_ms: 1,
+            });
+        }
+        let found = self.entries.lock().unwrap().get(key).cloned();
+        if key == RPC_META
+            && let Some(thief) = self.thief.lock().unwrap().take()
+        {
+            self.set(RPC_META, &thief.encode());
+            self.set(DESCRIPTOR, "the thief's");
+        }
+        Ok(found)
     }
 
     fn put(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
@@ -88,6 +106,13 @@ impl MetadataStore for Fake {
             Some(new) => drop(entries.insert(key.into(), new.into())),
             None => drop(entries.remove(key)),
         }
+        if self.hides_swap.swap(false, Ordering::Relaxed) {
+            self.hides_get.store(true, Ordering::Relaxed);
+            return Err(StoreError::Timeout {
+                store: "fake".into(),
+                timeout_ms: 1,
+            });
+        }
         Ok(true)
     }
 
@@ -122,6 +147,26 @@ fn taken(port: u16, answers: bool) -> StoreError {
         holder: format!("127.0.0.1:{port}"),
         answers,
     }
+}
+
+#[test]
+fn an_entry_that_another_engine_takes_while_it_is_withdrawn_stays_whole() {
+    let store = Arc::new(Fake::default());
+    let publisher = claim(&store, 1, nobody).unwrap();
+    publisher.publish(|| Some("ours".into())).unwrap();
+    *store.thief.lock().unwrap() = Some(at(2));
+    publisher.withdraw().unwrap();
+    assert_eq!(store.text(RPC_META), Some(at(2).encode()));
+    assert_eq!(store.text(DESCRIPTOR).as_deref(), Some("the thief's"));
+}
+
+#[test]
+fn a_claim_whose_answer_was_lost_leaves_no_name_behind() {
+    let store = Arc::new(Fake::default());
+    store.hides_swap.store(true, Ordering::Relaxed);
+    let error = claim(&store, 1, nobody).err().expect("the answer was lost");
+    assert!(matches!(error, StoreError::Timeout { .. }), "{error:?}");
+    assert!(store.entries.lock().unwrap().is_empty());
 }
 
 #[test]
