@@ -166,15 +166,17 @@ impl Exchange {
         if self.outcome.is_some() {
             return;
         }
+        let is_early = self.sent < self.send_total() && (!status.is_empty() || payload > 0);
+        if self.version < DataVersion::V2 && is_early {
+            // Nothing marks an answer as one: what comes before it was asked for is none.
+            return self.end(Remote::Unknown(Reason::Unasked));
+        }
         self.status[self.status_have..self.status_have + status.len()].copy_from_slice(status);
         self.status_have += status.len();
         self.received += payload;
         if self.status_have == self.status_len && !self.accepted {
             if self.version < DataVersion::V2 {
-                // The byte itself may be another by now. Before it was asked for it is no answer.
-                if self.sent < self.send_total() {
-                    return self.end(Remote::Unknown(Reason::Unasked));
-                }
+                // The byte itself may be another by now.
                 self.accepted = true;
                 return self.finish_if_done();
             }
@@ -590,6 +592,17 @@ mod tests {
         assert_eq!(outcome(&exchange), (Remote::Applied, true, false));
     }
 
+    #[test]
+    fn bytes_that_come_before_a_version_1_read_was_asked_for_are_none_of_it() {
+        for sent in [0, 23] {
+            let mut exchange = old_exchange(Op::Read);
+            exchange.handle_sent(sent);
+            exchange.handle_received(&[], SIZE);
+            let unasked = Remote::Unknown(Reason::Unasked);
+            assert_eq!(outcome(&exchange), (unasked, false, false), "{sent}");
+        }
+    }
+
     proptest::proptest! {
         #[test]
         fn property_every_order_of_events_settles_once_and_never_wants_more_than_is_missing(
@@ -601,6 +614,7 @@ mod tests {
             let mut exchange = if old { old_exchange(op) } else { exchange(op) };
             let ok = Status::Ok.encode();
             let mut first: Option<Outcome> = None;
+            let mut was_early = false;
             for (event, count, byte) in events {
                 match event {
                     0 | 1 => {
@@ -621,7 +635,10 @@ mod tests {
                                 bytes.iter_mut().for_each(|b| *b ^= byte);
                             }
                             let left = count - of_status as u64;
-                            exchange.handle_received(&bytes, payload.min(left));
+                            let payload = payload.min(left);
+                            was_early |= exchange.sent < exchange.send_total()
+                                && (!bytes.is_empty() || payload > 0);
+                            exchange.handle_received(&bytes, payload);
                         }
                     }
                     4 => exchange.handle_send_error(&io::ErrorKind::BrokenPipe.into()),
@@ -639,6 +656,7 @@ mod tests {
                 proptest::prop_assert_eq!(outcome.reusable, outcome.remote == Remote::Applied);
                 if outcome.reusable {
                     proptest::prop_assert_eq!(exchange.sent, exchange.send_total());
+                    proptest::prop_assert!(!(old && was_early), "an answer that nobody had asked for");
                     proptest::prop_assert!(old || exchange.status == ok);
                     proptest::prop_assert_eq!(exchange.status_have, exchange.status_len);
                     proptest::prop_assert!(write || exchange.received == SIZE);

@@ -15,7 +15,8 @@ use crate::tcp::exchange::{Exchange, Outcome, Overdue};
 use crate::tcp::local::{BounceRoom, LocalSide, Moved};
 use crate::tcp::queue::Next;
 use crate::tcp::shared::Job;
-use crate::wire::data::{Op, STATUS_LEN};
+use crate::tcp::socket::{Peeked, peek};
+use crate::wire::data::{DataVersion, Op, STATUS_LEN};
 
 /// A task on a lane.
 pub(super) struct Running {
@@ -297,6 +298,11 @@ impl Reactor {
                 return Flow::Close;
             };
             let (peer, epoch) = (lane.peer, lane.epoch);
+            if lane.version < DataVersion::V2 && peek(connection.stream.as_fd()) != Peeked::Nothing
+            {
+                // Nothing would tell what came unasked from the answer to the next request.
+                return self.lane_gone(key, connection);
+            }
             let Some(entry) = self.peers.get_mut(&peer) else {
                 return Flow::Close;
             };
