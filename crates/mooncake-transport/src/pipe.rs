@@ -105,7 +105,7 @@ impl Pipe {
                 protocol: config.protocol().to_owned(),
             });
         }
-        let store = store_of(config)?;
+        let store = store_of(config, &options)?;
         let host = config.side(role).host();
         let mut engine = TcpConfig::default();
         engine.bind = resolve(host)?;
@@ -218,7 +218,11 @@ impl Pipe {
 
 /// The store that the configuration names, if it does: for real engines `P2PHANDSHAKE` wins over any
 /// backend, and a scheme over the backend.
-fn store_of(config: &PipeConfig) -> Result<Option<Arc<dyn MetadataStore>>, StartError> {
+/// The store that the configuration names, which is given no more time than the bytes of a tensor.
+fn store_of(
+    config: &PipeConfig,
+    options: &PipeOptions,
+) -> Result<Option<Arc<dyn MetadataStore>>, StartError> {
     let server = config.metadata_server();
     if server == PEER_TO_PEER {
         return Ok(None);
@@ -227,7 +231,10 @@ fn store_of(config: &PipeConfig) -> Result<Option<Arc<dyn MetadataStore>>, Start
         Some(backend) if !server.contains("://") => format!("{backend}://{server}"),
         _ => server.to_owned(),
     };
-    open_store(&address, StoreTimeouts::default())
+    let mut timeouts = StoreTimeouts::default();
+    timeouts.connect = timeouts.connect.min(options.read_timeout);
+    timeouts.total = timeouts.total.min(options.read_timeout);
+    open_store(&address, timeouts)
         .map(Some)
         .map_err(StartError::Metadata)
 }
