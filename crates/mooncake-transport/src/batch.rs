@@ -39,7 +39,8 @@ pub struct Task {
     /// Whatever keeps `range` reserved for this task: a lease guard, an allocation, or `()`. The
     /// engine drops it, before it reports the task, once nothing of the task touches the range. It
     /// does so on its own thread or inside `submit`, so dropping must not wait for a batch. It drops the hold
-    /// of a task that it reports as [`Local::Held`] later, once nothing touches the range.
+    /// of a task that it reports as [`Local::Held`] later, once nothing touches the range, or never if nobody learns when
+    /// that is.
     pub hold: Box<dyn Any + Send>,
 }
 
@@ -163,7 +164,7 @@ pub enum Local {
     /// Nothing of the task touches the local range any more.
     Quiet,
     /// The engine gave the task up and cannot stop what still may touch the local range. It keeps the
-    /// memory, and the task's hold, until that has ended.
+    /// memory, and the task's hold, until that has ended; for ever, if nobody learns when.
     Held,
 }
 
@@ -399,12 +400,12 @@ impl Ticket {
         }
     }
 
-    /// Settles the task as one that the engine gave up and cannot stop: [`Local::Held`] and
-    /// [`Remote::Unknown`]. Memory and hold stay with the engine.
-    #[cfg(feature = "ffi")]
-    pub(crate) fn settle_held(mut self, reason: Reason) {
+    /// Settles the task as one that the engine gave up and cannot stop: [`Local::Held`]. Memory and hold stay with the
+    /// engine.
+    #[cfg(any(feature = "ffi", feature = "tcp"))]
+    pub(crate) fn settle_held(mut self, remote: Remote) {
         if let Some(completion) = self.completion.take() {
-            completion.settle(self.index, Local::Held, Remote::Unknown(reason));
+            completion.settle(self.index, Local::Held, remote);
         }
     }
 }

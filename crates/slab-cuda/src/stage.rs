@@ -148,6 +148,8 @@ pub(crate) struct DeviceBounce {
     /// Whose turn it is.
     turn: usize,
     failed: Option<CopyError>,
+    /// A wait for the copies has ended without their end.
+    is_given_up: bool,
 }
 
 impl DeviceBounce {
@@ -170,11 +172,21 @@ impl DeviceBounce {
             buffers: buffers.map_err(|error| error.as_copy_error())?,
             turn: 0,
             failed: None,
+            is_given_up: false,
             block: Some(block),
         };
         if direction != BounceDirection::In {
             for at in 0..bounce.buffers.len() {
-                bounce.fetch(at).map_err(|error| error.as_copy_error())?;
+                let Err(error) = bounce.fetch(at) else {
+                    continue;
+                };
+                let error = error.as_copy_error();
+                if bounce.quiesce() {
+                    return Err(error);
+                }
+                // Told by the first use. The caller has to learn at the end that the memory is not quiet.
+                bounce.failed = Some(error);
+                break;
             }
         }
         Ok(bounce)
@@ -308,12 +320,12 @@ impl Bounce for DeviceBounce {
         }
         Ok(true)
     }
-}
 
-impl Drop for DeviceBounce {
-    /// Waits until no copy is under way, at most [`QUIET_LIMIT`] in all. What may be touched longer is never given
-    /// back.
-    fn drop(&mut self) {
+    /// Waits at most [`QUIET_LIMIT`].
+    fn quiesce(&mut self) -> bool {
+        if self.is_given_up {
+            return false;
+        }
         let deadline = Instant::now() + QUIET_LIMIT;
         let mut is_quiet = true;
         for buffer in &mut self.buffers {
@@ -325,6 +337,15 @@ impl Drop for DeviceBounce {
             }
             is_quiet &= !buffer.busy && !buffer.lost;
         }
+        self.is_given_up = !is_quiet;
+        is_quiet
+    }
+}
+
+impl Drop for DeviceBounce {
+    /// Waits as [`quiesce`](Bounce::quiesce) does, if nobody has. What may be touched longer is never given back.
+    fn drop(&mut self) {
+        let is_quiet = self.quiesce();
         if let Some(block) = self.block.take()
             && !is_quiet
         {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fake::{Fake, Live, pattern, soon};
 use mooncake_transport::tcp::{TcpConfig, TcpEngine};
 use mooncake_transport::wire::data::Op;
-use mooncake_transport::{Access, Engine, Reason, Remote, Segment, Task};
+use mooncake_transport::{Access, Engine, Local, Reason, Remote, Segment, Task};
 use slab_core::{Pool, PoolConfig, PoolId, Reserve, SharedPool};
 use slab_cuda::{
     Copier, CopyBatch, CudaMemory, DeviceSlab, PinnedSlab, Stream, Timelines, TimelinesConfig,
@@ -156,6 +156,54 @@ fn a_copy_that_fails_at_either_end_fails_its_request_alone() {
     assert_eq!(write(host), Remote::Ended(Reason::Closed));
     assert_eq!(write(here.clone()), Remote::Applied);
     assert_eq!(fake.injected(), 2);
+}
+
+/// Reads into device memory whose copy is begun, and whose event the driver refuses so many times. Returns the engine's
+/// answer and whether the hold is still there, and lets the copy run after that.
+fn read_with_refused_records(fake: &Fake, refused: u64) -> (Local, Option<Reason>, bool) {
+    let here = Arc::new(DeviceSlab::new(&fake.device(), LEN).unwrap());
+    let host = Arc::new(slab_memory::HostSlab::new(LEN).unwrap());
+    let bytes = pattern(9, 1000);
+    host.copy_in(0, &bytes).unwrap();
+    let (source, target) = (engine(), engine());
+    let remote = host.host_ptr().unwrap().as_ptr().expose_provenance() as u64;
+    let _registration = target.register(host, Access::RemoteRead).unwrap();
+    let segment = source.open_segment(target.session()).unwrap();
+    let address = here.address();
+    let mut read = task(Op::Read, &segment, remote, here, 0..1000);
+    let hold = Arc::new(());
+    let is_held = Arc::downgrade(&hold);
+    read.hold = Box::new(hold);
+    fake.inject_many(c"cuEventRecord", 1, refused, 2);
+    let report = source.submit(vec![read]).unwrap().wait(Some(soon()));
+    let settled = report.expect("in time").tasks()[0].clone();
+    let is_held = is_held.upgrade().is_some();
+    drop((source, target));
+    fake.advance_all();
+    if is_held {
+        assert!(fake.peek(address, 1000) == bytes, "the stale copy has run");
+    }
+    (settled.local, settled.remote.reason().cloned(), is_held)
+}
+
+#[test]
+fn a_range_whose_copy_nobody_hears_of_stays_reserved() {
+    let mut fake = Fake::manual();
+    fake.expect_lost();
+    let reason = Reason::Memory {
+        source: CopyError::Driver { code: 2 },
+    };
+    let answer = read_with_refused_records(&fake, 2);
+    assert_eq!(answer, (Local::Held, Some(reason), true));
+    assert_eq!(fake.injected(), 2);
+}
+
+#[test]
+fn a_range_whose_event_is_recorded_by_the_second_try_is_quiet() {
+    let fake = Fake::immediate();
+    let answer = read_with_refused_records(&fake, 1);
+    assert_eq!(answer, (Local::Quiet, None, false));
+    assert_eq!(fake.injected(), 1);
 }
 
 #[test]

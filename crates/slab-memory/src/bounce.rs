@@ -22,7 +22,8 @@ pub enum BounceDirection {
 /// An engine loops: borrow [`buffer`](Bounce::buffer), move bytes between it and the socket, say
 /// how many with [`commit`](Bounce::commit). It reports the request as done only once
 /// [`poll_finished`](Bounce::poll_finished) answers `true`. Dropping a bounce early waits until no
-/// copy of it is running, so the memory is quiet afterwards.
+/// copy of it is running, so the memory is quiet afterwards, unless [`quiesce`](Bounce::quiesce)
+/// answers `false`.
 pub trait Bounce: Send {
     /// Lends host bytes: space to receive into (`In`) or bytes to send (`Out`).
     ///
@@ -48,6 +49,16 @@ pub trait Bounce: Send {
     /// # Errors
     /// As [`buffer`](Bounce::buffer).
     fn poll_finished(&mut self) -> Result<bool, CopyError>;
+
+    /// Waits until no copy is running, and says whether that is so; nothing else is called afterwards. `true` by default,
+    /// for bounces whose copies end with the calls that start them or, at the latest, with the drop.
+    ///
+    /// `false` is for those that cannot wait for ever, or that will never hear of a copy: it may run at any later
+    /// time. Then neither the memory nor whatever reserves the range may be given back. How long it waits is the memory's to
+    /// say; a second call does not wait again.
+    fn quiesce(&mut self) -> bool {
+        true
+    }
 }
 
 /// Largest host buffer of one [`BlockingBounce`], in bytes: large enough to amortise a system call

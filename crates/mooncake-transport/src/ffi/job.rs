@@ -47,7 +47,7 @@ impl HeldTicket {
 impl Drop for HeldTicket {
     fn drop(&mut self) {
         if let Some(ticket) = self.0.take() {
-            ticket.settle_held(Reason::Lost);
+            ticket.settle_held(Remote::Unknown(Reason::Lost));
         }
     }
 }
@@ -102,7 +102,7 @@ impl Job {
     /// Settles the task as one that the library may have, and may go on with, and keeps memory and hold.
     pub(super) fn hold(&self, reason: Reason) {
         if let Some(ticket) = self.promise.take() {
-            ticket.settle_held(reason);
+            ticket.settle_held(Remote::Unknown(reason));
         }
     }
 
@@ -137,7 +137,7 @@ impl Promise {
         let ticket = self.take();
         let was_open = ticket.is_some();
         if let Some(ticket) = ticket {
-            ticket.settle_held(self.too_slow());
+            ticket.settle_held(Remote::Unknown(self.too_slow()));
         }
         was_open
     }

@@ -168,11 +168,37 @@ impl LocalSide {
         Moved::Bytes(count)
     }
 
+    /// Ends it. Says whether nothing of it touches the memory any more.
+    pub(super) fn end(mut self) -> bool {
+        self.quiesce()
+    }
+
+    fn quiesce(&mut self) -> bool {
+        let Some((mut bounce, _permit)) = self.bounce.take() else {
+            return true;
+        };
+        // A panic leaves open whether a copy runs.
+        let is_quiet = guarded(|| Ok(bounce.get_mut().quiesce())).unwrap_or(false);
+        if !is_quiet {
+            tracing::error!(
+                "a copy of a request that has ended may still run; its memory is never given back"
+            );
+            std::mem::forget(Arc::clone(&*self.memory));
+        }
+        is_quiet
+    }
+
     /// Says whether all bytes that passed the socket are in place.
     pub(super) fn poll_in_place(&mut self) -> Result<bool, CopyError> {
         match &mut self.bounce {
             None => Ok(true),
             Some((bounce, _)) => guarded(|| bounce.get_mut().poll_finished()),
         }
+    }
+}
+
+impl Drop for LocalSide {
+    fn drop(&mut self) {
+        self.quiesce();
     }
 }

@@ -111,6 +111,22 @@ impl Job {
         drop(permit);
         ticket.settle(remote);
     }
+
+    /// Ends the job, whose local range may be touched at any later time: memory and hold are never dropped.
+    pub(super) fn finish_held(self, remote: Remote) {
+        let Self {
+            hold,
+            memory,
+            segment,
+            permit,
+            ticket,
+            ..
+        } = self;
+        std::mem::forget((memory, hold));
+        drop(segment);
+        drop(permit);
+        ticket.settle_held(remote);
+    }
 }
 
 struct Commands {

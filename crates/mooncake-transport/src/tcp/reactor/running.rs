@@ -38,11 +38,20 @@ impl Lane {
                 job,
                 ..
             } = *running;
-            drop(local);
+            let is_quiet = local.is_none_or(LocalSide::end);
             exchange.handle_given_up(reason.clone());
             let remote = exchange.outcome().map(|outcome| outcome.remote.clone());
-            job.finish(remote.unwrap_or(Remote::Unknown(reason)));
+            finish(job, is_quiet, remote.unwrap_or(Remote::Unknown(reason)));
         }
+    }
+}
+
+/// Ends a job, and keeps what it reserves if its range may still be touched.
+fn finish(job: Job, is_quiet: bool, remote: Remote) {
+    if is_quiet {
+        job.finish(remote);
+    } else {
+        job.finish_held(remote);
     }
 }
 
@@ -260,13 +269,13 @@ impl Reactor {
             return Flow::Close;
         };
         let Running { local, mut job, .. } = *running;
-        drop(local);
+        let is_quiet = local.is_none_or(LocalSide::end);
         if outcome.reusable {
             lane.served += 1;
             if let Some(entry) = self.peers.get_mut(&lane.peer) {
                 entry.queue.note_done(now);
             }
-            job.finish(outcome.remote);
+            finish(job, is_quiet, outcome.remote);
             return self.lane_free(key, connection);
         }
         // Closed before anything is reported or sent again.
@@ -275,15 +284,15 @@ impl Reactor {
         let peer = lane.peer;
         let flow = self.lane_gone(key, connection);
         let Some(entry) = self.peers.get_mut(&peer) else {
-            job.finish(outcome.remote);
+            finish(job, is_quiet, outcome.remote);
             return flow;
         };
-        if outcome.unanswered && reused && !job.retried {
+        if outcome.unanswered && reused && !job.retried && is_quiet {
             job.retried = true;
             entry.queue.retry(job);
         } else {
             let closed = outcome.remote.reason() == Some(&Reason::Closed);
-            job.finish(outcome.remote);
+            finish(job, is_quiet, outcome.remote);
             if closed {
                 self.refresh(peer, now);
             }
