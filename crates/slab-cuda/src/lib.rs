@@ -12,7 +12,8 @@
 //!   have ended.
 //!
 //! Invariants: no byte of a slab is handed out again before the events recorded on it are passed; memory is given back
-//! to the driver only after that, or never; no call waits for the device without a limit; nothing panics because a
+//! to the driver only after that, or never; no loop of this crate waits for the device without a
+//! limit (the driver's own calls may, such as those that free memory); nothing panics because a
 //! library, a function or a device is missing.
 //!
 //! Not here: kernels, which region is whose (that is slab-core), sockets (mooncake-transport).
