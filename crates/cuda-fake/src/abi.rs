@@ -11,10 +11,11 @@
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::cell::RefCell;
 
+use crate::capture::exchange_mode;
 use crate::stream::{Event, Span, Stream, Work};
 use crate::world::{
-    DEVICE_BYTES, DEVICES, Held, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE,
-    Kind, NOT_READY, OUT_OF_MEMORY, SUCCESS, World, lock,
+    CAPTURED_EVENT, DEVICE_BYTES, DEVICES, Held, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE,
+    INVALID_VALUE, Kind, NOT_READY, OUT_OF_MEMORY, SUCCESS, World, lock,
 };
 
 type Handle = *mut c_void;
@@ -58,7 +59,10 @@ fn enter(symbol: &str) -> Result<Held, u32> {
 fn enter_context(symbol: &str) -> Result<(Held, i32), u32> {
     let mut world = enter(symbol)?;
     match CURRENT.with_borrow(|current| current.last().copied()) {
-        Some(device) => Ok((world, device)),
+        Some(device) => match world.broken[device as usize] {
+            Some(code) if symbol != "cuCtxPopCurrent_v2" => Err(code),
+            _ => Ok((world, device)),
+        },
         None => {
             world.note(format!("{symbol}: no current context"));
             Err(INVALID_CONTEXT)
@@ -287,22 +291,41 @@ pub extern "C" fn cuMemFreeHost(address: Handle) -> c_uint {
 
 /// CUDA's function of that name.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemHostRegister_v2(address: Handle, len: usize, _flags: c_uint) -> c_uint {
+pub extern "C" fn cuMemHostRegister_v2(address: Handle, len: usize, flags: c_uint) -> c_uint {
     code(enter_context("cuMemHostRegister_v2").map(|(mut world, _)| {
         let span = Span {
             address: address.expose_provenance() as u64,
             len: len as u64,
         };
-        if len == 0 || address.is_null() {
+        // Portable, and mapped for the device.
+        if len == 0 || address.is_null() || flags != 3 {
             return INVALID_VALUE;
         }
         if world.is_partly_known(span) {
             return 712; // CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
         }
-        let block = crate::world::Block::new(Kind::Registered, span.len);
-        world.blocks.insert(span.address, block);
+        world.register(span);
         SUCCESS
     }))
+}
+
+/// CUDA's function of that name. Registered memory is elsewhere for kernels; other memory is where it is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
+    place: *mut u64,
+    address: Handle,
+    flags: c_uint,
+) -> c_uint {
+    let entered = enter_context("cuMemHostGetDevicePointer_v2");
+    code(
+        entered.map(|(world, _)| match world.blocks.get(&number(address)) {
+            // SAFETY: the caller lends the place.
+            Some(block) if flags == 0 => unsafe {
+                put(place, block.alias.unwrap_or(number(address)))
+            },
+            _ => INVALID_VALUE,
+        }),
+    )
 }
 
 /// CUDA's function of that name.
@@ -415,6 +438,13 @@ pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> c_uint {
         if world.loses_records {
             return SUCCESS;
         }
+        let captured = world.captures.status(stream) != 0;
+        if let Some(known) = world.lines.event(event) {
+            known.captured = captured;
+        }
+        if captured {
+            return SUCCESS;
+        }
         let round = match world.lines.event(event) {
             Some(known) => {
                 known.recorded += 1;
@@ -439,12 +469,37 @@ pub extern "C" fn cuEventQuery(event: Handle) -> c_uint {
             world.note(format!("cuEventQuery: no event {handle:#x}"));
             return INVALID_HANDLE;
         };
+        if event.captured {
+            return CAPTURED_EVENT;
+        }
         if !event.is_pending() {
             return SUCCESS;
         }
         let stream = event.stream;
         let stream = world.lines.streams.get(&stream);
         stream.and_then(|stream| stream.failed).unwrap_or(NOT_READY)
+    }))
+}
+
+/// CUDA's function of that name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing(stream: Handle, status: *mut c_uint) -> c_uint {
+    let entered = enter_context("cuStreamIsCapturing");
+    // SAFETY: the caller lends the place.
+    code(entered.map(|(world, _)| unsafe { put(status, world.captures.status(number(stream))) }))
+}
+
+/// CUDA's function of that name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> c_uint {
+    code(enter("cuThreadExchangeStreamCaptureMode").map(|_| {
+        if mode.is_null() {
+            return INVALID_VALUE;
+        }
+        // SAFETY: the caller lends the place, with the new mode in it.
+        let before = exchange_mode(unsafe { mode.read() });
+        // SAFETY: as above.
+        before.map_or(INVALID_VALUE, |before| unsafe { put(mode, before) })
     }))
 }
 

@@ -6,7 +6,7 @@
 use core::ffi::{CStr, c_char};
 
 use crate::stream::{Span, Work};
-use crate::world::{Kind, SUCCESS, Schedule, lock};
+use crate::world::{CAPTURE_INVALIDATED, INVALID_VALUE, Kind, SUCCESS, Schedule, lock};
 
 /// Forgets all blocks, streams, events, misuse, injections and counts.
 #[unsafe(no_mangle)]
@@ -72,6 +72,28 @@ pub extern "C" fn fake_fail_stream(stream: u64, code: u32) {
     }
 }
 
+/// Breaks a device: every call with its context fails with `code` from now on, and nothing that is queued ends.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_break_device(device: i32, code: u32) {
+    lock().break_device(device, code);
+}
+
+/// Begins to capture a stream, as the calling thread: mode 0 is global, 1 thread-local, 2 relaxed.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_begin_capture(stream: u64, mode: u32) {
+    lock().captures.begin(stream, mode);
+}
+
+/// Ends a capture, and throws the graph away. Answers with an error if the capture was spoiled.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_end_capture(stream: u64) -> u32 {
+    match lock().captures.end(stream) {
+        Some(true) => SUCCESS,
+        Some(false) => CAPTURE_INVALIDATED,
+        None => INVALID_VALUE,
+    }
+}
+
 /// Has the `nth` call of a function from now on, and `count` - 1 more, fail with `code`. 1 is the next.
 ///
 /// # Safety
@@ -121,12 +143,16 @@ pub unsafe extern "C" fn fake_calls(symbol: *const c_char) -> u64 {
 /// Queues a kernel that reads a range, and writes `value` all over it if that is not negative.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_launch(stream: u64, address: u64, len: u64, value: i32) -> u32 {
-    let span = Span { address, len };
     let mut world = lock();
-    if !world.is_known(span) {
+    let span = Span { address, len };
+    let found = world.resolve(span);
+    let is_known = world.is_known(found);
+    let is_host_address = found == span && world.is_registered(span);
+    if !is_known || is_host_address {
         world.note(format!("a kernel was launched over {span:x?}"));
-        return crate::world::INVALID_VALUE;
+        return INVALID_VALUE;
     }
+    let span = found;
     let value = u8::try_from(value).ok();
     world.submit(stream, Work::Kernel { span, value })
 }
@@ -134,7 +160,9 @@ pub extern "C" fn fake_launch(stream: u64, address: u64, len: u64, value: i32) -
 /// Queued pieces of work that touch a range.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_touching(address: u64, len: u64) -> u64 {
-    lock().lines.touching(Span { address, len }) as u64
+    let world = lock();
+    let span = world.resolve(Span { address, len });
+    world.lines.touching(span) as u64
 }
 
 /// Queued pieces of work.

@@ -4,7 +4,9 @@
 //! runs only when a test says so (`fake_advance`), at once, or on a seeded schedule that every call moves on
 //! ([`schedule`](control::fake_schedule)). What a real driver would leave undefined is noted as *misuse*: memory freed
 //! while queued work touches it, an event recorded again before it is reached, a copy outside of an allocation or from
-//! host memory that the driver does not know, a handle used after it was destroyed.
+//! host memory that the driver does not know, a kernel over the host's address of registered memory, a handle used
+//! after it was destroyed. Streams can be captured into graphs, which are thrown away; devices can be broken, after
+//! which every call fails, as a real one does after a fault.
 //!
 //! The functions of the driver are in [`abi`], those by which a test is in control in [`control`]; both lock the one
 //! world. A test takes the latter from the loaded library by their names.
@@ -17,6 +19,21 @@
 //! recorded events are lost).
 
 pub mod abi;
+mod capture;
 pub mod control;
 mod stream;
 mod world;
+
+use std::path::PathBuf;
+
+/// The file of the library, which cargo builds beside the tests of the crates that name it.
+///
+/// # Panics
+/// If it is not there.
+#[must_use]
+pub fn library_path() -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its file");
+    let file = test.with_file_name("libcuda_fake.so");
+    assert!(file.is_file(), "cargo has not built {}", file.display());
+    file
+}

@@ -72,6 +72,8 @@ pub(crate) struct Event {
     pub(crate) stream: u64,
     /// Nobody's any more, and there only for the streams that have to pass it or wait for it.
     pub(crate) destroyed: bool,
+    /// It was recorded last into a graph.
+    pub(crate) captured: bool,
 }
 
 impl Event {

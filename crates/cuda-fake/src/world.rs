@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::capture::Captures;
 use crate::stream::{Span, Streams, Work};
 
 pub(crate) const SUCCESS: u32 = 0;
@@ -16,6 +17,10 @@ pub(crate) const INVALID_DEVICE: u32 = 101;
 pub(crate) const INVALID_CONTEXT: u32 = 201;
 pub(crate) const INVALID_HANDLE: u32 = 400;
 pub(crate) const NOT_READY: u32 = 600;
+pub(crate) const CAPTURE_UNSUPPORTED: u32 = 900;
+pub(crate) const CAPTURE_INVALIDATED: u32 = 901;
+pub(crate) const CAPTURE_ISOLATION: u32 = 905;
+pub(crate) const CAPTURED_EVENT: u32 = 907;
 
 pub(crate) const DEVICES: i32 = 2;
 /// Bytes of each device.
@@ -36,6 +41,8 @@ pub(crate) enum Kind {
 pub(crate) struct Block {
     pub(crate) len: u64,
     pub(crate) kind: Kind,
+    /// Where kernels find registered memory.
+    pub(crate) alias: Option<u64>,
     /// The bytes, unless the program owns them. Aligned for any type.
     bytes: Option<Box<[u128]>>,
 }
@@ -44,7 +51,12 @@ impl Block {
     pub(crate) fn new(kind: Kind, len: u64) -> Self {
         let words = len.div_ceil(16) as usize;
         let bytes = (kind != Kind::Registered).then(|| vec![0; words].into_boxed_slice());
-        Self { len, kind, bytes }
+        Self {
+            len,
+            kind,
+            alias: None,
+            bytes,
+        }
     }
 
     pub(crate) fn pointer(&mut self) -> *mut u8 {
@@ -102,6 +114,9 @@ pub(crate) struct World {
     /// Blocks that were freed while work touched them, kept for that work.
     graveyard: Vec<(u64, Block)>,
     pub(crate) lines: Streams,
+    pub(crate) captures: Captures,
+    /// Devices that have failed for good, and with what.
+    pub(crate) broken: [Option<u32>; DEVICES as usize],
     pub(crate) contexts: [u32; DEVICES as usize],
     pub(crate) calls: HashMap<String, u64>,
     injections: Vec<Injection>,
@@ -156,6 +171,8 @@ impl World {
             blocks: BTreeMap::new(),
             graveyard: Vec::new(),
             lines: Streams::default(),
+            captures: Captures::default(),
+            broken: [None; DEVICES as usize],
             contexts: [0; DEVICES as usize],
             calls: HashMap::new(),
             injections: text("CUDA_FAKE_FAIL")
@@ -193,6 +210,9 @@ impl World {
         }
         if !self.initialised && symbol != "cuInit" && symbol != "cuDriverGetVersion" {
             return Err(NOT_INITIALIZED);
+        }
+        if self.captures.refuse(symbol) {
+            return Err(CAPTURE_UNSUPPORTED);
         }
         let Some(at) = self.injections.iter().position(|i| i.symbol == symbol) else {
             return Ok(());
@@ -247,15 +267,48 @@ impl World {
         }
         let mut block = Block::new(kind, len);
         let address = match kind {
-            Kind::Device(_) => {
-                let address = self.next_address;
-                self.next_address += len.next_multiple_of(512) + DEVICE_GAP;
-                address
-            }
+            Kind::Device(_) => self.new_address(len),
             _ => block.pointer().addr() as u64,
         };
         self.blocks.insert(address, block);
         Some(address)
+    }
+
+    /// Makes memory of the program's known.
+    pub(crate) fn register(&mut self, span: Span) {
+        let mut block = Block::new(Kind::Registered, span.len);
+        block.alias = Some(self.new_address(span.len));
+        self.blocks.insert(span.address, block);
+    }
+
+    fn new_address(&mut self, len: u64) -> u64 {
+        let address = self.next_address;
+        self.next_address += len.next_multiple_of(512) + DEVICE_GAP;
+        address
+    }
+
+    /// The range by which the driver knows the bytes that kernels find at `span`.
+    pub(crate) fn resolve(&self, span: Span) -> Span {
+        let inside = |(address, block): (&u64, &Block)| {
+            let offset = span.address.checked_sub(block.alias?)?;
+            let fits = offset + span.len <= block.len;
+            fits.then_some(Span {
+                address: address + offset,
+                ..span
+            })
+        };
+        self.blocks.iter().find_map(inside).unwrap_or(span)
+    }
+
+    /// Breaks a device: every call fails from now on, and nothing that is queued ends.
+    pub(crate) fn break_device(&mut self, device: i32, code: u32) {
+        if let Some(broken) = self.broken.get_mut(device as usize) {
+            *broken = Some(code);
+        }
+        let streams = self.lines.streams.values_mut();
+        for line in streams.filter(|line| line.device == device) {
+            line.failed.get_or_insert(code);
+        }
     }
 
     pub(crate) fn free_bytes(&self, device: i32) -> u64 {
@@ -299,6 +352,14 @@ impl World {
         below.is_some_and(|(address, block)| span.end() <= address + block.len)
     }
 
+    /// Whether a range begins in registered memory.
+    pub(crate) fn is_registered(&self, span: Span) -> bool {
+        let below = self.blocks.range(..=span.address).next_back();
+        below.is_some_and(|(address, block)| {
+            block.kind == Kind::Registered && span.address < address + block.len
+        })
+    }
+
     /// Whether the driver knows some of a range.
     pub(crate) fn is_partly_known(&self, span: Span) -> bool {
         self.blocks.iter().any(|(address, block)| {
@@ -335,6 +396,16 @@ impl World {
 
     /// Queues work, or runs it where nothing waits.
     pub(crate) fn submit(&mut self, stream: u64, work: Work) -> u32 {
+        if self.captures.status(stream) != 0 {
+            return match work {
+                Work::Wait { .. } => {
+                    self.captures.spoil(stream);
+                    CAPTURE_ISOLATION
+                }
+                // It goes into a graph that nobody launches.
+                _ => SUCCESS,
+            };
+        }
         match self.lines.streams.get_mut(&stream) {
             Some(line) if !line.destroyed => {
                 if let Some(code) = line.failed {
@@ -401,6 +472,7 @@ impl World {
 
     /// Copies between a block and the test: out of it, or into it.
     pub(crate) fn peek(&mut self, span: Span, buffer: *mut u8, into_block: bool) -> u32 {
+        let span = self.resolve(span);
         let Some(bytes) = self.pointer(span) else {
             return INVALID_VALUE;
         };
