@@ -4,18 +4,11 @@
 #[path = "support/processes.rs"]
 mod processes;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
+use cuda_fake::library_path;
 use processes::{Consumer, Process, file_of, push, with};
-
-/// The fake driver, which cargo builds beside the tests.
-fn fake_driver() -> PathBuf {
-    let test = std::env::current_exe().expect("a test knows its file");
-    let file = test.with_file_name("libcuda_fake.so");
-    assert!(file.is_file(), "cargo has not built {}", file.display());
-    file
-}
 
 /// A folder in which the loader looks for the driver: `library` is there under the driver's name, if given.
 struct Folder(tempfile::TempDir);
@@ -48,7 +41,7 @@ const DEMO: [&str; 8] = [
 
 #[test]
 fn a_demo_on_a_device_verifies_every_byte_whenever_the_streams_advance() {
-    let folder = Folder::with(Some(&fake_driver()));
+    let folder = Folder::with(Some(&library_path()));
     for schedule in ["immediate", "7", "20261130"] {
         let mut demo = folder.start(schedule, &[], &DEMO);
         let rows = demo.rows();
@@ -67,7 +60,7 @@ fn a_demo_on_a_device_verifies_every_byte_whenever_the_streams_advance() {
 fn files_are_pushed_from_device_to_device() {
     let dir = tempfile::tempdir().unwrap();
     let file = file_of(dir.path(), "model.safetensors", 9, 40_001);
-    let folder = Folder::with(Some(&fake_driver()));
+    let folder = Folder::with(Some(&library_path()));
     let args = ["demo", "--device", "cuda:1", "--pool", "256KiB"];
     let args = [&args[..], &[file.to_str().unwrap()]].concat();
     let mut demo = folder.start("99", &[], &args);
@@ -90,7 +83,7 @@ fn a_pool_on_a_device_receives_caches_evicts_and_writes_files() {
     let out = tempfile::tempdir().unwrap();
     // Twice what the pool holds.
     let file = file_of(dir.path(), "model.safetensors", 8, 256 << 10);
-    let folder = Folder::with(Some(&fake_driver()));
+    let folder = Folder::with(Some(&library_path()));
     let mut consumer = Consumer::of(folder.start(
         "5",
         &[],
@@ -171,7 +164,7 @@ fn refused(folder: &Folder, variables: &[(&str, &str)], device: &str) -> String 
 
 #[test]
 fn what_is_missing_is_said_and_ends_with_code_2() {
-    let fake = Folder::with(Some(&fake_driver()));
+    let fake = Folder::with(Some(&library_path()));
     let init = refused(&fake, &[("CUDA_FAKE_INIT", "100")], "cuda:0");
     assert!(
         init.contains(
@@ -216,7 +209,7 @@ fn without_a_driver_the_error_says_what_to_install() {
 
 #[test]
 fn a_pool_larger_than_the_device_is_refused_with_advice() {
-    let folder = Folder::with(Some(&fake_driver()));
+    let folder = Folder::with(Some(&library_path()));
     let mut process = folder.start(
         "immediate",
         &[],
@@ -249,7 +242,7 @@ fn failing_consumer(folder: &Folder, nth: u64, count: u64) -> Consumer {
 fn a_copy_to_the_device_that_fails_once_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let file = file_of(dir.path(), "model.safetensors", 6, 100_000);
-    let folder = Folder::with(Some(&fake_driver()));
+    let folder = Folder::with(Some(&library_path()));
     let mut consumer = failing_consumer(&folder, 1, 1);
     // The engine closes the connection of that write instead of acknowledging it, and the producer writes again.
     let (code, pushed) = push(&consumer.control, &[&file], &[]);
@@ -268,7 +261,7 @@ fn a_copy_to_the_device_that_fails_once_loses_nothing() {
 fn a_consumer_whose_device_has_failed_for_good_says_so_and_ends() {
     let dir = tempfile::tempdir().unwrap();
     let file = file_of(dir.path(), "model.safetensors", 1, 100_000);
-    let folder = Folder::with(Some(&fake_driver()));
+    let folder = Folder::with(Some(&library_path()));
     // The first copy brings the item, the second one would read it.
     let mut consumer = failing_consumer(&folder, 2, 1_000_000);
     let (_, pushed) = push(&consumer.control, &[&file], &["--timeout", "5"]);

@@ -1,20 +1,13 @@
 //! The program, on the fake driver: that it runs, that every check holds there, and that a check can fail.
 
-use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// The fake driver, which cargo builds beside the tests.
-fn fake_driver() -> PathBuf {
-    let test = std::env::current_exe().expect("a test knows its file");
-    let file = test.with_file_name("libcuda_fake.so");
-    assert!(file.is_file(), "cargo has not built {}", file.display());
-    file
-}
+use cuda_fake::library_path;
 
 /// Runs it with a few rounds, the fake being the driver.
 fn run(variables: &[(&str, &str)]) -> (Output, String) {
     let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(fake_driver(), folder.path().join("libcuda.so")).unwrap();
+    std::os::unix::fs::symlink(library_path(), folder.path().join("libcuda.so")).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-check"))
         .arg("--quick")
         .env("LD_LIBRARY_PATH", folder.path())

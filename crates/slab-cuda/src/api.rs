@@ -3,8 +3,8 @@
 //! cudarc opens the library, and declares the functions as CUDA's header does. They are called through pointers of our
 //! own all the same, for two reasons: cudarc looks a function up when it is first called, and panics if it is not
 //! there; and it declares the result as an enum of the codes that one version of CUDA knows, where a newer driver may
-//! answer with another. Here the result is a number. That everything else agrees with cudarc's declarations is checked
-//! when this is compiled.
+//! answer with another. Here whatever the driver answers is a number. That everything else agrees with cudarc's
+//! declarations is checked when this is compiled.
 
 // Takes functions from a library, and calls them.
 #![allow(unsafe_code)]
@@ -13,14 +13,16 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream};
 
-use crate::error::{CudaError, DriverCode, Unavailable};
+use crate::error::{CudaError, DriverCode, Unavailable, init_code};
 
 /// What a function answers when it has done what it should.
 pub(crate) const SUCCESS: c_uint = 0;
 /// What a query answers about work that has not ended.
 pub(crate) const NOT_READY: c_uint = 600;
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` to `_IMPLICIT`: a call that a capture of a graph is in the way of.
+pub(crate) const CAPTURE_CODES: core::ops::RangeInclusive<c_uint> = 900..=906;
 
-/// `cuMemcpyBatchAsync` as of CUDA 12.8. As cudarc's but for the result.
+/// `cuMemcpyBatchAsync` as of CUDA 12.8.
 pub(crate) type CopyBatchV1 = unsafe extern "C" fn(
     *mut CUdeviceptr,
     *mut CUdeviceptr,
@@ -33,7 +35,8 @@ pub(crate) type CopyBatchV1 = unsafe extern "C" fn(
     CUstream,
 ) -> c_uint;
 
-/// `cuMemcpyBatchAsync` as of CUDA 13.0, which no longer says which copy failed.
+/// `cuMemcpyBatchAsync` as of CUDA 13.0, which no longer says which copy failed. The bindings for 12.8 have no
+/// declaration to compare it with: it is `cuMemcpyBatchAsync_v2` of the header of 13.0.
 pub(crate) type CopyBatchV2 = unsafe extern "C" fn(
     *mut CUdeviceptr,
     *mut CUdeviceptr,
@@ -52,8 +55,10 @@ pub(crate) enum CopyBatch {
     V2(CopyBatchV2),
 }
 
+/// Declares functions. Where an argument is a number here and an enum of the header's, because the driver writes it or
+/// may be asked about a value that no enum has, the header's arguments follow.
 macro_rules! functions {
-    ($($name:ident($($arg:ty),*);)*) => {
+    ($($name:ident($($arg:ty),*) $(as in ($($theirs:ty),*))?;)*) => {
         /// The functions that every driver in use has.
         #[allow(non_snake_case, reason = "the names are CUDA's")]
         #[derive(Clone, Copy, Debug)]
@@ -80,8 +85,15 @@ macro_rules! functions {
 
         // Everything but the result is as cudarc has generated it from CUDA's header.
         const _: () = {
-            $(let _: unsafe fn($($arg),*) -> CUresult = sys::$name;)*
+            $(functions!(@check $name($($arg),*) $(as in ($($theirs),*))?);)*
         };
+    };
+    (@check $name:ident($($arg:ty),*)) => {
+        let _: unsafe fn($($arg),*) -> CUresult = sys::$name;
+    };
+    (@check $name:ident($($arg:ty),*) as in ($($theirs:ty),*)) => {
+        let _: unsafe fn($($theirs),*) -> CUresult = sys::$name;
+        $(assert!(size_of::<$arg>() == size_of::<$theirs>());)*
     };
 }
 
@@ -103,6 +115,7 @@ functions! {
     cuMemFreeHost(*mut c_void);
     cuMemHostRegister_v2(*mut c_void, usize, c_uint);
     cuMemHostUnregister(*mut c_void);
+    cuMemHostGetDevicePointer_v2(*mut CUdeviceptr, *mut c_void, c_uint);
     cuStreamCreate(*mut CUstream, c_uint);
     cuStreamDestroy_v2(CUstream);
     cuStreamWaitEvent(CUstream, CUevent, c_uint);
@@ -111,19 +124,33 @@ functions! {
     cuEventRecord(CUevent, CUstream);
     cuEventQuery(CUevent);
     cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    cuStreamIsCapturing(CUstream, *mut c_uint) as in (CUstream, *mut sys::CUstreamCaptureStatus);
+    cuThreadExchangeStreamCaptureMode(*mut c_uint) as in (*mut sys::CUstreamCaptureMode);
+    cuGetErrorName(c_uint, *mut *const c_char) as in (CUresult, *mut *const c_char);
 }
 
-/// A code as a number, because the driver may be asked about one that no enum has.
-type ErrorName = unsafe extern "C" fn(c_uint, *mut *const c_char) -> c_uint;
-/// With the status as a number, for the same reason.
+/// `cuGetProcAddress` as of CUDA 12.0, with the status as a number.
 type ProcAddress =
     unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_uint) -> c_uint;
+
+// Those that not every driver has.
+const _: () = {
+    functions!(@check cuGetProcAddress_v2(*const c_char, *mut *mut c_void, c_int, u64, *mut c_uint)
+        as in (*const c_char, *mut *mut c_void, c_int, u64, *mut sys::CUdriverProcAddressQueryResult));
+    functions!(@check cuMemcpyBatchAsync(
+        *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize,
+        *mut usize, CUstream
+    ));
+    // What pointers to numbers lead to.
+    assert!(size_of::<sys::CUstreamCaptureStatus>() == size_of::<c_uint>());
+    assert!(size_of::<sys::CUstreamCaptureMode>() == size_of::<c_uint>());
+    assert!(size_of::<sys::CUdriverProcAddressQueryResult>() == size_of::<c_uint>());
+};
 
 /// The functions of a driver that has been initialised.
 #[derive(Debug)]
 pub(crate) struct Functions {
     pub(crate) table: Table,
-    error_name: ErrorName,
     pub(crate) copy_batch: Option<CopyBatch>,
     pub(crate) version: u32,
     pub(crate) library: String,
@@ -138,12 +165,8 @@ impl Functions {
             symbol,
         };
         let table = Table::find(handle).map_err(missing)?;
-        // SAFETY: as in `Table::find`; the signature is that of CUDA's header, with numbers for its enums.
-        let error_name = *unsafe { handle.get::<ErrorName>("cuGetErrorName") }
-            .map_err(|_| missing("cuGetErrorName"))?;
         let mut functions = Self {
             table,
-            error_name,
             copy_batch: None,
             version: 0,
             library,
@@ -151,8 +174,10 @@ impl Functions {
         // SAFETY: no obligations but the value of the flags, which has to be 0.
         let code = unsafe { (table.cuInit)(0) };
         if code != SUCCESS {
+            // A library that does not start may not have the name, and the stub has none at all.
+            let code = init_code(code).unwrap_or_else(|| functions.name(code));
             return Err(Unavailable::InitFailed {
-                code: functions.name(code),
+                code,
                 library: functions.library,
             });
         }
@@ -221,7 +246,7 @@ impl Functions {
     fn name(&self, code: c_uint) -> DriverCode {
         let mut name: *const c_char = core::ptr::null();
         // SAFETY: `name` takes the answer.
-        let answer = unsafe { (self.error_name)(code, &mut name) };
+        let answer = unsafe { (self.table.cuGetErrorName)(code, &mut name) };
         let text = if answer == SUCCESS && !name.is_null() {
             // SAFETY: the driver's names are constants that end with NUL, and the driver is never unloaded.
             unsafe { CStr::from_ptr::<'static>(name) }.to_str().ok()

@@ -186,8 +186,9 @@ impl Copier {
     /// # Errors
     /// The batch, of which nothing was started, with [`CudaError::OutsideMemory`], [`CudaError::OtherDevice`],
     /// [`CudaError::Descriptor`] if the list has not these places,
-    /// [`CudaError::TooManyPending`] at 1,024 batches, [`CudaError::StreamFailed`] or [`CudaError::Driver`]. What goes
-    /// wrong later is told by [`Copying::poll`], when nothing touches the memories any more.
+    /// [`CudaError::TooManyPending`] at 1,024 batches, [`CudaError::StreamCapturing`], [`CudaError::StreamFailed`] or
+    /// [`CudaError::Driver`]. What goes wrong later is told by [`Copying::poll`], when nothing touches the memories any
+    /// more.
     ///
     /// # Complexity
     /// O(copies × memories) for the check, then one call of the driver, or O(copies) of them.
@@ -232,7 +233,8 @@ impl Copier {
                 cause,
             });
         }
-        let current = match self.stream().device().enter() {
+        let ready = self.stream().check_runs();
+        let current = match ready.and_then(|()| self.stream().device().enter()) {
             Ok(current) => current,
             Err(cause) => {
                 return Err(Refused {

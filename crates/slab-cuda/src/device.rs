@@ -14,6 +14,7 @@ use cudarc::driver::sys::{CUcontext, CUevent, CUstream};
 
 use crate::api::{Functions, call};
 use crate::error::CudaError;
+use crate::stage::Stall;
 
 /// The least version of CUDA that a driver has to support: the oldest that cudarc, from which the signatures come,
 /// knows.
@@ -27,6 +28,8 @@ const IDLE_BUFFERS_MAX: usize = 512;
 const SIDE_STREAMS: usize = 8;
 /// Makes a stream that does not wait for the default stream. From `cuda.h`.
 const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED` of `cuda.h`: what this thread calls is allowed while another captures a graph.
+const CAPTURE_RELAXED: c_uint = 2;
 
 /// The CUDA driver of this machine, loaded and initialised.
 ///
@@ -113,6 +116,7 @@ impl Driver {
                 idle_events: Mutex::default(),
                 idle_buffers: Mutex::default(),
                 side_streams: Mutex::default(),
+                stalls: Default::default(),
                 lost: AtomicUsize::new(0),
                 lost_bytes: AtomicU64::new(0),
             }),
@@ -204,6 +208,8 @@ struct Inner {
     /// Pinned host buffers of one length, see `stage.rs`.
     idle_buffers: Mutex<Vec<NonNull<u8>>>,
     side_streams: Mutex<[[Option<CUstream>; SIDE_STREAMS]; 2]>,
+    /// One for each of the streams for bounces.
+    stalls: [Stall; SIDE_STREAMS],
     lost: AtomicUsize,
     lost_bytes: AtomicU64,
 }
@@ -274,7 +280,8 @@ impl Device {
         })
     }
 
-    /// Makes the device's context current for this thread until the guard goes.
+    /// Makes the device's context current for this thread until the guard goes, and lets it call what would be refused
+    /// while another thread captures a graph, and spoil that: none of our calls is meant for a graph.
     pub(crate) fn enter(&self) -> Result<Current<'_>, CudaError> {
         self.inner.enter()
     }
@@ -304,9 +311,8 @@ impl Device {
 
     /// The stream of the calling thread for one use, made when it is first asked for.
     pub(crate) fn side_stream(&self, side: Side) -> Result<CUstream, CudaError> {
-        let lane = thread_number() % SIDE_STREAMS;
         let mut streams = lock(&self.inner.side_streams);
-        let place = &mut streams[side as usize][lane];
+        let place = &mut streams[side as usize][Self::lane()];
         match *place {
             Some(stream) => Ok(stream),
             None => {
@@ -315,6 +321,16 @@ impl Device {
                 Ok(stream)
             }
         }
+    }
+
+    /// Which of the side streams are the calling thread's.
+    pub(crate) fn lane() -> usize {
+        thread_number() % SIDE_STREAMS
+    }
+
+    /// How the bounces on the stream of a lane get on.
+    pub(crate) fn stall(&self, lane: usize) -> &Stall {
+        &self.inner.stalls[lane]
     }
 
     pub(crate) fn create_stream(&self) -> Result<CUstream, CudaError> {
@@ -341,10 +357,26 @@ impl Inner {
     fn enter(&self) -> Result<Current<'_>, CudaError> {
         // SAFETY: the context is retained until this value goes.
         unsafe { call!(&*self.functions, cuCtxPushCurrent_v2(self.context))? };
-        Ok(Current {
+        let mut current = Current {
             inner: self,
+            mode_before: None,
             _thread: core::marker::PhantomData,
-        })
+        };
+        current.mode_before = Some(self.exchange_capture_mode(CAPTURE_RELAXED)?);
+        Ok(current)
+    }
+
+    /// Sets how this thread gets on with captures of graphs; returns how it did before.
+    fn exchange_capture_mode(&self, mode: c_uint) -> Result<c_uint, CudaError> {
+        let mut mode = mode;
+        // SAFETY: `mode` is one of the header's, and takes the answer.
+        unsafe {
+            call!(
+                &*self.functions,
+                cuThreadExchangeStreamCaptureMode(&mut mode)
+            )?;
+        }
+        Ok(mode)
     }
 
     fn note_lost(&self, what: &'static str, len_bytes: u64, cause: &dyn fmt::Display) {
@@ -399,12 +431,19 @@ impl Drop for Inner {
 /// A context that is current for this thread until the guard goes: whoever's was current before is so again then.
 pub(crate) struct Current<'a> {
     inner: &'a Inner,
+    /// None until it was changed.
+    mode_before: Option<c_uint>,
     /// Contexts are current per thread, so that the guard stays on its own.
     _thread: core::marker::PhantomData<*const ()>,
 }
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
+        if let Some(mode) = self.mode_before
+            && let Err(error) = self.inner.exchange_capture_mode(mode)
+        {
+            tracing::warn!(cause = %error, "calls of this thread stay allowed while graphs are captured");
+        }
         let mut context = core::ptr::null_mut();
         // SAFETY: `context` takes the answer; the guard pushed one.
         let result = unsafe { call!(&*self.inner.functions, cuCtxPopCurrent_v2(&mut context)) };

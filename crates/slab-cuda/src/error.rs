@@ -62,7 +62,7 @@ pub enum Unavailable {
     },
     /// The driver is there and does not start: there is no device, its kernel module is not loaded, or the library is
     /// the toolkit's stub (`CUDA_ERROR_STUB_LIBRARY`), whose folder has to leave `LD_LIBRARY_PATH`.
-    #[error("{library} does not start: {code}")]
+    #[error("{library} does not start: {code}{}", advice(code.number()))]
     InitFailed {
         /// The name under which the library was found.
         library: String,
@@ -80,6 +80,62 @@ pub enum Unavailable {
         /// The least that is needed.
         required: u32,
     },
+}
+
+/// What `cuInit` answers where something is wrong with the machine: numbers and names of `cuda.h`, and what to do.
+const INIT_CODES: [(u32, &str, &str); 8] = [
+    (
+        3,
+        "CUDA_ERROR_NOT_INITIALIZED",
+        "; is the driver's kernel module loaded?",
+    ),
+    (
+        34,
+        "CUDA_ERROR_STUB_LIBRARY",
+        "; it is the stub of CUDA's toolkit: take its folder from LD_LIBRARY_PATH",
+    ),
+    (
+        100,
+        "CUDA_ERROR_NO_DEVICE",
+        "; there is no GPU, or CUDA_VISIBLE_DEVICES hides it",
+    ),
+    (
+        304,
+        "CUDA_ERROR_OPERATING_SYSTEM",
+        "; may this user open /dev/nvidia*?",
+    ),
+    (
+        802,
+        "CUDA_ERROR_SYSTEM_NOT_READY",
+        "; a service of the driver's (such as the fabric manager) is not up yet",
+    ),
+    (
+        803,
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        "; the library and the kernel module are of two versions: restart after an update of the driver",
+    ),
+    (
+        804,
+        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+        "; the library is one for forward compatibility, which this GPU does not support: take its folder from LD_LIBRARY_PATH",
+    ),
+    (
+        999,
+        "CUDA_ERROR_UNKNOWN",
+        "; is the driver's kernel module loaded, and may this user open /dev/nvidia*?",
+    ),
+];
+
+/// The name of a code of `cuInit`'s that a library without a driver behind it may not know.
+pub(crate) fn init_code(number: u32) -> Option<DriverCode> {
+    let (number, name, _) = *INIT_CODES.iter().find(|(known, ..)| *known == number)?;
+    Some(DriverCode { number, name })
+}
+
+/// What to do about a code of `cuInit`'s.
+fn advice(number: u32) -> &'static str {
+    let known = INIT_CODES.iter().find(|(known, ..)| *known == number);
+    known.map_or("", |(_, _, advice)| advice)
 }
 
 /// Why a call failed. All sizes are bytes.
@@ -148,6 +204,12 @@ pub enum CudaError {
         /// Its answer.
         code: DriverCode,
     },
+    /// The stream is capturing a graph. What is submitted to it meanwhile runs when the graph is launched, any number of
+    /// times, so that no event says when it has ended: lend around the launch instead, on the stream of the launch.
+    #[error(
+        "the stream is capturing a graph; lend to the stream that launches it, around the launch"
+    )]
+    StreamCapturing,
     /// A range lies in none of the memories that were named.
     #[error("{len} bytes at {address:#x} do not lie inside one of the memories")]
     OutsideMemory {
@@ -183,6 +245,8 @@ impl CudaError {
     pub(crate) fn as_copy_error(&self) -> slab_memory::CopyError {
         let code = match self {
             Self::Driver { code, .. } | Self::StreamFailed { code, .. } => code.number(),
+            // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.
+            Self::StreamCapturing => 900,
             // CUDA_ERROR_UNKNOWN.
             _ => 999,
         };

@@ -18,12 +18,14 @@ use slab_memory::{
 use crate::api::call;
 use crate::device::Device;
 use crate::error::{CudaError, Refused};
-use crate::stage::{DeviceBounce, QUIET_LIMIT};
+use crate::stage::DeviceBounce;
 use crate::stream::Backoff;
 
 /// Pinned for every context, not only for the one that is current. `CU_MEMHOSTALLOC_PORTABLE` and
 /// `CU_MEMHOSTREGISTER_PORTABLE` of `cuda.h`.
 const PORTABLE: c_uint = 1;
+/// `CU_MEMHOSTREGISTER_DEVICEMAP` of `cuda.h`: kernels can reach it. Memory that the driver allocates is so by itself.
+const DEVICE_MAP: c_uint = 2;
 
 mod sealed {
     #[allow(unnameable_types, reason = "the private half of a sealed trait")]
@@ -37,6 +39,12 @@ pub trait CudaMemory: Memory + sealed::Sealed {
 
     /// The engine's name for where it is: `cuda:0` for memory of device 0, `cpu:0` for memory of the host.
     fn location(&self) -> String;
+
+    /// Where kernels of the device find the first byte. The same as [`address`](Memory::address), by which copies name
+    /// it, but for registered host memory on devices that see it elsewhere.
+    fn device_address(&self) -> u64 {
+        self.address()
+    }
 }
 
 /// Memory of a device, one allocation. It is given back to the driver with the last `Arc` of it, and not while work
@@ -155,7 +163,7 @@ impl DeviceSlab {
     ) -> Result<(), CopyError> {
         let mut bounce = DeviceBounce::new(Arc::clone(&self.block), direction, range)?;
         let mut backoff = Backoff::default();
-        let mut deadline = Instant::now() + QUIET_LIMIT;
+        let mut deadline = None;
         while !bounce.poll_finished()? {
             let buffer = bounce.buffer()?;
             let count = buffer.len();
@@ -163,8 +171,8 @@ impl DeviceSlab {
                 step(buffer);
                 bounce.commit(count)?;
                 backoff = Backoff::default();
-                deadline = Instant::now() + QUIET_LIMIT;
-            } else if Instant::now() >= deadline {
+                deadline = None;
+            } else if Instant::now() >= *deadline.get_or_insert_with(|| bounce.deadline()) {
                 // CUDA_ERROR_TIMEOUT.
                 return Err(CopyError::Driver { code: 909 });
             } else {
@@ -345,6 +353,7 @@ pub struct RegisteredHost {
     /// Empty only once dropped.
     memory: Option<Arc<dyn Memory>>,
     pointer: NonNull<u8>,
+    device_address: u64,
 }
 
 // SAFETY: the pointer is that of the memory, which is both.
@@ -359,21 +368,52 @@ impl RegisteredHost {
     /// The memory, with [`CudaError::NotHostMemory`] or [`CudaError::InvalidLength`]; or with [`CudaError::Driver`],
     /// such as `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
     pub fn new(device: &Device, memory: Arc<dyn Memory>) -> Result<Self, Refused<Arc<dyn Memory>>> {
-        match register(device, &*memory) {
-            Ok(pointer) => Ok(Self {
-                device: device.clone(),
-                memory: Some(memory),
-                pointer,
-            }),
+        let pointer = match register(device, &*memory) {
+            Ok(pointer) => pointer,
+            Err(cause) => {
+                return Err(Refused {
+                    value: memory,
+                    cause,
+                });
+            }
+        };
+        let mut registered = Self {
+            device: device.clone(),
+            memory: Some(memory),
+            pointer,
+            device_address: 0,
+        };
+        match registered.find_device_address() {
+            Ok(address) => {
+                registered.device_address = address;
+                Ok(registered)
+            }
             Err(cause) => Err(Refused {
-                value: memory,
+                value: Arc::clone(registered.memory_arc()),
                 cause,
             }),
         }
     }
 
+    fn find_device_address(&self) -> Result<u64, CudaError> {
+        let _current = self.device.enter()?;
+        let mut address = 0;
+        // SAFETY: `address` takes the answer; the memory is registered as mapped for the device. The flags have to be 0.
+        unsafe {
+            call!(
+                self.device.functions(),
+                cuMemHostGetDevicePointer_v2(&mut address, self.pointer.as_ptr().cast(), 0)
+            )?;
+        }
+        Ok(address)
+    }
+
+    fn memory_arc(&self) -> &Arc<dyn Memory> {
+        self.memory.as_ref().expect("empty only once dropped")
+    }
+
     fn memory(&self) -> &dyn Memory {
-        self.memory.as_deref().expect("empty only once dropped")
+        &**self.memory_arc()
     }
 }
 
@@ -386,7 +426,11 @@ fn register(device: &Device, memory: &dyn Memory) -> Result<NonNull<u8>, CudaErr
     unsafe {
         call!(
             device.functions(),
-            cuMemHostRegister_v2(pointer.as_ptr().cast::<c_void>(), size, PORTABLE)
+            cuMemHostRegister_v2(
+                pointer.as_ptr().cast::<c_void>(),
+                size,
+                PORTABLE | DEVICE_MAP
+            )
         )?;
     }
     Ok(pointer)
@@ -447,6 +491,10 @@ impl CudaMemory for RegisteredHost {
 
     fn location(&self) -> String {
         HOST_LOCATION.to_owned()
+    }
+
+    fn device_address(&self) -> u64 {
+        self.device_address
     }
 }
 

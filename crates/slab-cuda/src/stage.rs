@@ -8,25 +8,49 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use slab_memory::{Bounce, BounceDirection, CopyError};
 
 use crate::api::call;
-use crate::device::{Device, Side};
+use crate::device::{Device, Side, lock};
 use crate::error::CudaError;
 use crate::slab::{DeviceBlock, allocate_pinned, free_pinned};
-use crate::stream::{Event, Stream};
+use crate::stream::{Backoff, Event, Stream};
 
 /// Bytes of one buffer: some 10 µs of a PCIe link, several times what starting a copy costs.
 pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
 /// How long a copy of a buffer may take before it is taken for lost. Thousands of times what it takes.
 pub(crate) const QUIET_LIMIT: Duration = Duration::from_secs(10);
+/// How long it may take where others on the same stream have waited that long before.
+const STALLED_LIMIT: Duration = Duration::from_millis(10);
+
+/// Since when somebody waits for the copies of a stream in vain. What stands behind a copy that does not end does not
+/// end either, so that all who wait share one limit: an engine's thread may have hundreds of bounces to end.
+#[derive(Debug, Default)]
+pub(crate) struct Stall {
+    since: Mutex<Option<Instant>>,
+}
+
+impl Stall {
+    /// When a wait that begins now is to be given up.
+    fn deadline(&self, now: Instant) -> Instant {
+        let since = *lock(&self.since).get_or_insert(now);
+        (since + QUIET_LIMIT).max(now + STALLED_LIMIT)
+    }
+
+    /// A copy has ended, or a wait for one that never will.
+    fn clear(&self) {
+        *lock(&self.since) = None;
+    }
+}
 
 /// One pinned buffer, and how far its copies have come.
 struct Buffer {
     device: Device,
+    /// Of the stream that its copies are on.
+    lane: usize,
     pointer: NonNull<u8>,
     event: Event,
     /// `In`: bytes received. `Out`: bytes copied and not sent yet.
@@ -54,6 +78,7 @@ impl Buffer {
         };
         Ok(Self {
             device: device.clone(),
+            lane: Device::lane(),
             pointer,
             event,
             filled: 0..0,
@@ -65,7 +90,11 @@ impl Buffer {
     /// Whether the host may touch the buffer.
     fn poll_quiet(&mut self) -> Result<bool, CudaError> {
         if self.busy {
-            match self.event.poll() {
+            let polled = self.event.poll();
+            if !matches!(polled, Ok(false)) {
+                self.device.stall(self.lane).clear();
+            }
+            match polled {
                 Ok(passed) => self.busy = !passed,
                 Err(error) => {
                     self.lost = true;
@@ -74,6 +103,20 @@ impl Buffer {
             }
         }
         Ok(!self.busy)
+    }
+
+    /// Waits until the host may touch the buffer, or nobody will know when, or it has taken too long.
+    fn wait_quiet(&mut self) {
+        if !self.busy || self.lost {
+            return;
+        }
+        let deadline = self.device.stall(self.lane).deadline(Instant::now());
+        let mut backoff = Backoff::default();
+        while let Ok(false) = self.poll_quiet()
+            && Instant::now() < deadline
+        {
+            backoff.pause();
+        }
     }
 
     /// The bytes of a range of the buffer, which no copy is under way of.
@@ -141,6 +184,7 @@ pub(crate) struct DeviceBounce {
     base: u64,
     direction: BounceDirection,
     stream: Stream,
+    lane: usize,
     /// `In`: what was not received yet. `Out`: what no copy was started for yet.
     rest: Range<u64>,
     /// One or two. Empty where the range is.
@@ -168,6 +212,7 @@ impl DeviceBounce {
             base: block.address(),
             direction,
             stream,
+            lane: Device::lane(),
             rest: range,
             buffers: buffers.map_err(|error| error.as_copy_error())?,
             turn: 0,
@@ -190,6 +235,14 @@ impl DeviceBounce {
             }
         }
         Ok(bounce)
+    }
+
+    /// When a wait for the copies that begins now is to be given up.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.stream
+            .device()
+            .stall(self.lane)
+            .deadline(Instant::now())
     }
 
     fn rest_len(&self) -> usize {
@@ -321,20 +374,14 @@ impl Bounce for DeviceBounce {
         Ok(true)
     }
 
-    /// Waits at most [`QUIET_LIMIT`].
+    /// Waits at most [`QUIET_LIMIT`], and hardly at all behind another that has waited that long.
     fn quiesce(&mut self) -> bool {
         if self.is_given_up {
             return false;
         }
-        let deadline = Instant::now() + QUIET_LIMIT;
         let mut is_quiet = true;
         for buffer in &mut self.buffers {
-            if buffer.busy && !buffer.lost {
-                match buffer.event.wait(deadline) {
-                    Ok(passed) => buffer.busy = !passed,
-                    Err(_) => buffer.lost = true,
-                }
-            }
+            buffer.wait_quiet();
             is_quiet &= !buffer.busy && !buffer.lost;
         }
         self.is_given_up = !is_quiet;
@@ -353,5 +400,24 @@ impl Drop for DeviceBounce {
             block.device().note_lost("device slab", block.len(), &cause);
             std::mem::forget(block);
         }
+    }
+}
+
+#[cfg(all(test, not(slab_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_who_wait_in_vain_on_one_stream_share_one_limit() {
+        let stall = Stall::default();
+        let start = Instant::now();
+        let after = |ms: u64| start + Duration::from_millis(ms);
+        assert_eq!(stall.deadline(start), after(10_000));
+        assert_eq!(stall.deadline(after(4_000)), after(10_000));
+        // Behind one that was given up, a copy has just the time that a whole one takes.
+        assert_eq!(stall.deadline(after(10_000)), after(10_010));
+        assert_eq!(stall.deadline(after(500_000)), after(500_010));
+        stall.clear();
+        assert_eq!(stall.deadline(after(600_000)), after(610_000));
     }
 }

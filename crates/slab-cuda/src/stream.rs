@@ -7,11 +7,11 @@ use core::ffi::{c_uint, c_void};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cudarc::driver::sys::{CUevent, CUstream};
 
-use crate::api::{NOT_READY, call};
+use crate::api::{CAPTURE_CODES, NOT_READY, call};
 use crate::device::{Device, Side};
 use crate::error::CudaError;
 use crate::track::Mark;
@@ -107,12 +107,33 @@ impl Stream {
         self.inner.raw
     }
 
+    /// Refuses a stream whose work goes into a graph.
+    pub(crate) fn check_runs(&self) -> Result<(), CudaError> {
+        let _current = self.device().enter()?;
+        let mut status = 0;
+        // SAFETY: `status` takes the answer; the stream is live, and no default stream.
+        unsafe {
+            call!(
+                self.device().functions(),
+                cuStreamIsCapturing(self.raw(), &mut status)
+            )?;
+        }
+        // 0 is CU_STREAM_CAPTURE_STATUS_NONE.
+        if status == 0 {
+            Ok(())
+        } else {
+            Err(CudaError::StreamCapturing)
+        }
+    }
+
     /// Has everything that is submitted here from now on wait for what was submitted to `other` before.
     ///
     /// # Errors
-    /// [`CudaError::OtherDevice`], or [`CudaError::Driver`]; then it does not wait.
+    /// [`CudaError::OtherDevice`], [`CudaError::StreamCapturing`] if one of them is, or [`CudaError::Driver`]; then it
+    /// does not wait.
     pub fn wait_for(&self, other: &Self) -> Result<(), CudaError> {
         self.device().check_same(other.device())?;
+        self.check_runs()?;
         let mut event = Event::take(self.device())?;
         event.record(other)?;
         let _current = self.device().enter()?;
@@ -212,6 +233,8 @@ impl Event {
     }
 
     fn record_once(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        // An event that goes into a graph is never passed.
+        stream.check_runs()?;
         let _current = self.device.enter()?;
         // Also if it fails: the driver may have done it all the same, so that the event is not used again.
         self.stream = Some(stream.clone());
@@ -231,28 +254,13 @@ impl Event {
         let functions = self.device.functions();
         // SAFETY: it is live.
         let code = unsafe { (functions.table.cuEventQuery)(self.raw) };
-        if code == NOT_READY {
+        // That a graph is being captured says nothing about the event: it is asked again.
+        if code == NOT_READY || CAPTURE_CODES.contains(&code) {
             return Ok(false);
         }
         functions.check("cuEventQuery", code)?;
         self.is_pending = false;
         Ok(true)
-    }
-
-    /// Waits until the stream has passed it, at most until `deadline`. Says whether it has.
-    ///
-    /// The driver has no wait with a limit, so this asks again and again.
-    pub(crate) fn wait(&mut self, deadline: Instant) -> Result<bool, CudaError> {
-        let mut backoff = Backoff::default();
-        loop {
-            if self.poll()? {
-                return Ok(true);
-            }
-            if Instant::now() >= deadline {
-                return Ok(false);
-            }
-            backoff.pause();
-        }
     }
 }
 

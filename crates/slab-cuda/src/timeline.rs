@@ -327,7 +327,7 @@ impl Timeline {
     ///
     /// # Errors
     /// The token, with [`CudaError::TooManyPending`] at the bound, [`CudaError::StreamFailed`],
-    /// [`CudaError::Driver`], or [`CudaError::Pool`] if another pool made it.
+    /// [`CudaError::StreamCapturing`], [`CudaError::Driver`], or [`CudaError::Pool`] if another pool made it.
     ///
     /// # Complexity
     /// O(1); at the bound that of [`Timelines::poll`].
@@ -357,7 +357,9 @@ impl Timeline {
             }));
         }
         core.keeper.begin(self.inner.slot)?;
-        Event::take(self.stream().device()).inspect_err(|_| core.keeper.cancel())
+        let ready = self.stream().check_runs();
+        let event = ready.and_then(|()| Event::take(self.stream().device()));
+        event.inspect_err(|_| core.keeper.cancel())
     }
 
     /// Ends a loan in the book.
@@ -401,7 +403,7 @@ impl<T: Lendable> Loan<T> {
             .open
             .as_ref()
             .map_or(0, |(token, _)| token.region().offset());
-        self.timeline.inner.core.memory.address() + offset
+        self.timeline.inner.core.memory.device_address() + offset
     }
 
     /// Bytes that were asked for.

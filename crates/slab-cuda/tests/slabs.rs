@@ -6,7 +6,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fake::{Fake, Live, pattern};
-use slab_cuda::{Copier, CopyBatch, CudaError, CudaMemory, DeviceSlab, PinnedSlab, RegisteredHost};
+use slab_core::{Pool, PoolConfig, PoolId, Reserve, SharedPool};
+use slab_cuda::{
+    Copier, CopyBatch, CudaError, CudaMemory, DeviceSlab, PinnedSlab, RegisteredHost, Stream,
+    Timelines, TimelinesConfig,
+};
 use slab_memory::{Bounce, BounceDirection, CopyError, HostSlab, Memory, MemoryKind};
 
 const MIB: u64 = 1 << 20;
@@ -112,6 +116,52 @@ fn host_memory_is_registered_for_as_long_as_it_is_wrapped() {
     drop(registered);
     assert_eq!(fake.live(Live::RegisteredBlocks), 0);
     assert_eq!(Arc::strong_count(&host), 2, "here and in what was refused");
+}
+
+#[test]
+fn kernels_find_registered_memory_where_the_device_has_it() {
+    let fake = Fake::manual();
+    let device = fake.device();
+    let host: Arc<dyn Memory> = Arc::new(HostSlab::new(4096).unwrap());
+    let registered = Arc::new(RegisteredHost::new(&device, Arc::clone(&host)).unwrap());
+    assert_ne!(registered.device_address(), registered.address());
+    let pool = Pool::<u32, ()>::new(PoolConfig::new(PoolId::new(), 4096)).unwrap();
+    let pool = SharedPool::new(pool, ());
+    let timelines = Timelines::new(&pool, registered.clone(), TimelinesConfig::default()).unwrap();
+    let timeline = timelines.attach(&Stream::new(&device).unwrap()).unwrap();
+    let Reserve::Ready(first) = pool.with(|pool, ()| pool.reserve(256)) else {
+        panic!("the pool is empty");
+    };
+    let Reserve::Ready(second) = pool.with(|pool, ()| pool.reserve(256)) else {
+        panic!("the pool has more");
+    };
+    let offset = second.offset();
+    let loan = timeline
+        .lend(pool.allocation_guard(second).unwrap())
+        .unwrap();
+    assert_eq!(loan.address(), registered.device_address() + offset);
+    fake.launch(loan.stream(), loan.address(), loan.len(), Some(0x77));
+    assert_eq!(fake.touching(loan.address(), 1), 1);
+    fake.advance_all();
+    let mut found = [0; 256];
+    host.copy_out(offset, &mut found).unwrap();
+    assert_eq!(found, [0x77; 256]);
+    drop((loan, pool.allocation_guard(first)));
+    fake.advance_all();
+    assert_eq!(timelines.poll(), Ok(0));
+}
+
+#[test]
+fn memory_that_the_device_does_not_map_is_not_registered() {
+    let fake = Fake::manual();
+    let host: Arc<dyn Memory> = Arc::new(HostSlab::new(4096).unwrap());
+    fake.inject(c"cuMemHostGetDevicePointer_v2", 1, 801);
+    let refused = RegisteredHost::new(&fake.device(), host).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "cuMemHostGetDevicePointer_v2 failed: unknown code (801)"
+    );
+    assert_eq!(fake.live(Live::RegisteredBlocks), 0);
 }
 
 #[test]

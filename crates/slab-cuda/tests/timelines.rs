@@ -1,72 +1,15 @@
 //! A pool over device memory: what is lent comes back behind its event, and streams come and go.
 
 mod fake;
+mod pool_setup;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fake::{Fake, Live, soon};
-use slab_core::{
-    AllocationGuard, LeaseGuard, Pool, PoolConfig, PoolId, PoolStats, Reserve, SharedPool,
-};
-use slab_cuda::{
-    CudaError, CudaMemory, Device, DeviceSlab, Stream, Timeline, Timelines, TimelinesConfig,
-};
-use slab_memory::Memory;
-
-const G: u64 = 256;
-const GRANULES: u64 = 8;
-
-struct Setup {
-    timelines: Timelines,
-    pool: SharedPool<u32, ()>,
-    device: Device,
-    base: u64,
-}
-
-fn setup_with(fake: &Fake, change: impl FnOnce(&mut TimelinesConfig)) -> Setup {
-    let device = fake.device();
-    let slab = Arc::new(DeviceSlab::new(&device, GRANULES * G).unwrap());
-    let base = slab.address();
-    let config = PoolConfig::new(PoolId::new(), slab.len());
-    let pool = SharedPool::new(Pool::new(config).unwrap(), ());
-    let mut config = TimelinesConfig::default();
-    change(&mut config);
-    Setup {
-        timelines: Timelines::new(&pool, slab, config).unwrap(),
-        pool,
-        device,
-        base,
-    }
-}
-
-fn setup(fake: &Fake) -> Setup {
-    setup_with(fake, |_| {})
-}
-
-impl Setup {
-    fn attach(&self) -> Timeline {
-        let stream = Stream::new(&self.device).unwrap();
-        self.timelines.attach(&stream).unwrap()
-    }
-
-    fn allocate(&self, granules: u64) -> AllocationGuard {
-        match self.pool.with(|pool, ()| pool.reserve(granules * G)) {
-            Reserve::Ready(bytes) => self.pool.allocation_guard(bytes).unwrap(),
-            other => panic!("no room: {other:?}"),
-        }
-    }
-
-    fn publish(&self, key: u32, granules: u64) -> LeaseGuard {
-        let bytes = self.allocate(granules).into_allocation();
-        let lease = self.pool.with(|pool, ()| pool.publish(key, bytes, ()));
-        self.pool.lease_guard(lease.unwrap()).unwrap()
-    }
-
-    fn stats(&self) -> PoolStats {
-        self.pool.with(|pool, ()| pool.stats())
-    }
-}
+use pool_setup::{G, GRANULES, setup, setup_with};
+use slab_core::{Pool, PoolConfig, PoolId, Reserve, SharedPool};
+use slab_cuda::{CudaError, CudaMemory, DeviceSlab, Stream, Timelines, TimelinesConfig};
 
 #[test]
 fn bytes_wait_for_the_event_and_are_free_once_it_is_passed() {

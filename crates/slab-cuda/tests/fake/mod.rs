@@ -2,28 +2,18 @@
 #![allow(dead_code, reason = "each test target uses its own part")]
 
 use std::ffi::{CStr, c_char};
-use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use libloading::Library;
 use slab_cuda::{Device, Driver, Stream};
 
-/// The folder of the library: cargo builds it beside the tests.
-pub(crate) fn library_path() -> PathBuf {
-    let test = std::env::current_exe().expect("a test knows its file");
-    let dir = test.parent().expect("a file lies in a folder");
-    let file = dir.join("libcuda_fake.so");
-    assert!(file.is_file(), "cargo has not built {}", file.display());
-    file
-}
-
 /// Its soname is libcuda.so, so that whoever asks the loader for that name from now on gets it, a real driver or not.
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         // SAFETY: our own library, whose initialisers do nothing.
-        unsafe { Library::new(library_path()) }.expect("the fake driver can be loaded")
+        unsafe { Library::new(cuda_fake::library_path()) }.expect("the fake driver can be loaded")
     })
 }
 
@@ -44,6 +34,14 @@ macro_rules! fake {
 pub(crate) struct Fake {
     _one_at_a_time: MutexGuard<'static, ()>,
     expects_lost: bool,
+}
+
+/// What a capture is in the way of: potentially unsafe calls of all threads, of its own, of none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CaptureMode {
+    Global = 0,
+    ThreadLocal,
+    Relaxed,
 }
 
 /// What can be counted.
@@ -141,6 +139,29 @@ impl Fake {
     pub(crate) fn fail_stream(&self, stream: &Stream, code: u32) {
         let handle = stream.as_raw().addr() as u64;
         fake!(fake_fail_stream(handle => u64, code => u32) -> ());
+    }
+
+    /// Breaks a device for good: every call for it fails from now on, and nothing that is queued ends.
+    pub(crate) fn break_device(&self, device: &Device, code: u32) {
+        fake!(fake_break_device(device.ordinal() as i32 => i32, code => u32) -> ());
+    }
+
+    /// This thread captures a graph from the stream, until the end of which is asked.
+    pub(crate) fn begin_capture(&self, stream: &Stream, mode: CaptureMode) {
+        let handle = stream.as_raw().addr() as u64;
+        fake!(fake_begin_capture(handle => u64, mode as u32 => u32) -> ());
+    }
+
+    /// Ends a capture. Says whether nothing has spoiled it.
+    pub(crate) fn end_capture(&self, stream: &Stream) -> bool {
+        let handle = stream.as_raw().addr() as u64;
+        fake!(fake_end_capture(handle => u64) -> u32) == 0
+    }
+
+    /// Calls the driver past the crate: allocates memory with no context. Returns the code.
+    pub(crate) fn allocate_directly(&self) -> u32 {
+        let mut address = 0;
+        fake!(cuMemAlloc_v2(&mut address => *mut u64, 16 => usize) -> u32)
     }
 
     /// The `nth` call from now on fails.
