@@ -44,6 +44,38 @@ pub(crate) fn parse(output: &str) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
+/// What tests have counted: the name of each, and a line that it printed after `counted: `. They are in the output of
+/// a run with `--show-output`.
+pub(crate) fn counts(output: &str) -> Vec<(&str, &str)> {
+    let mut test = None;
+    let mut counts = Vec::new();
+    for line in output.lines() {
+        if let Some(name) = heading(line) {
+            test = Some(name);
+        } else if let (Some(test), Some(text)) = (test, line.strip_prefix("counted: ")) {
+            counts.push((test, text));
+        }
+    }
+    counts
+}
+
+/// The name in the heading of what a test has printed.
+fn heading(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
+}
+
+/// The output without what the tests that passed have printed, which stands before that of those that failed.
+pub(crate) fn without_successes(output: &str) -> String {
+    let Some((before, rest)) = output.split_once("\nsuccesses:\n") else {
+        return output.to_owned();
+    };
+    let rest = match rest.rfind("\nfailures:\n\n----") {
+        Some(at) => &rest[at..],
+        None => rest.rfind("\ntest result: ").map_or("", |at| &rest[at..]),
+    };
+    format!("{before}{rest}")
+}
+
 fn parse_test(line: &str) -> Option<Test> {
     let rest = line.strip_prefix("test ")?;
     let (name, outcome) = rest.split_once(" ... ")?;
@@ -142,6 +174,30 @@ mod tests {
                 ("src/lib.rs - (line 9)", Outcome::Passed),
             ],
         );
+    }
+
+    #[test]
+    fn what_tests_have_counted_is_found_by_their_names() {
+        let output = "test a ... ok\ncounted: by nobody\n\nsuccesses:\n\n---- m::a stdout ----\n\
+                      noise\ncounted: 3 lists\ncounted: 4 errors\n\n---- b stdout ----\n counted: no\n";
+        assert_eq!(counts(output), [("m::a", "3 lists"), ("m::a", "4 errors")]);
+    }
+
+    #[test]
+    fn what_passed_is_left_out_where_something_failed() {
+        let head = "running 2 tests\ntest a ... ok\ntest b ... FAILED\n";
+        let passed = "\nsuccesses:\n\n---- a stdout ----\nlong\n\n\nsuccesses:\n    a\n";
+        let failed = "\nfailures:\n\n---- b stdout ----\nwhy\n\n\nfailures:\n    b\n";
+        let result = "\ntest result: FAILED. 1 passed; 1 failed; 0 ignored\n";
+        assert_eq!(
+            without_successes(&format!("{head}{passed}{failed}{result}")),
+            format!("{head}{failed}{result}")
+        );
+        assert_eq!(
+            without_successes(&format!("{head}{passed}{result}")),
+            format!("{head}{result}")
+        );
+        assert_eq!(without_successes(head), head);
     }
 
     #[test]

@@ -212,27 +212,18 @@ impl Run {
     /// The table at the end of a run.
     pub(crate) fn table(&self) -> String {
         let mut text = String::new();
-        let _ = writeln!(
-            text,
-            "{:<12} {:>7} {:>7} {:>8}",
-            "kind", "passed", "failed", "ignored"
+        let mut packages: Vec<&str> = self.tests.iter().map(|t| t.package.as_str()).collect();
+        packages.sort_unstable();
+        packages.dedup();
+        self.rows(
+            &mut text,
+            "package",
+            packages.iter().map(|p| (*p, *p)),
+            |t| t.package.as_str(),
         );
-        for kind in Kind::ALL {
-            let count = |outcome| {
-                self.tests
-                    .iter()
-                    .filter(|t| t.kind == kind && t.outcome == outcome)
-                    .count()
-            };
-            let _ = writeln!(
-                text,
-                "{:<12} {:>7} {:>7} {:>8}",
-                kind.label(),
-                count(Outcome::Passed),
-                count(Outcome::Failed),
-                count(Outcome::Ignored)
-            );
-        }
+        text.push('\n');
+        let kinds = Kind::ALL.map(|kind| (kind.label(), kind));
+        self.rows(&mut text, "kind", kinds.into_iter(), |t| t.kind);
         for class in Class::ALL {
             let ignored: Vec<_> = self
                 .tests
@@ -247,6 +238,36 @@ impl Run {
             }
         }
         text
+    }
+
+    /// A row for each group of tests.
+    fn rows<'a, G: PartialEq>(
+        &'a self,
+        text: &mut String,
+        title: &str,
+        groups: impl Iterator<Item = (&'a str, G)>,
+        group_of: impl Fn(&'a Entry) -> G,
+    ) {
+        let _ = writeln!(
+            text,
+            "{title:<18} {:>7} {:>7} {:>8}",
+            "passed", "failed", "ignored"
+        );
+        for (label, group) in groups {
+            let tests: Vec<_> = self
+                .tests
+                .iter()
+                .filter(|test| group_of(test) == group)
+                .collect();
+            let count = |outcome| tests.iter().filter(|test| test.outcome == outcome).count();
+            let _ = writeln!(
+                text,
+                "{label:<18} {:>7} {:>7} {:>8}",
+                count(Outcome::Passed),
+                count(Outcome::Failed),
+                count(Outcome::Ignored)
+            );
+        }
     }
 
     /// The plain closing line.
@@ -287,6 +308,32 @@ mod tests {
         assert_eq!(Kind::of("real_input_push", "a"), Kind::RealInput);
         assert_eq!(Kind::of("rows", "a"), Kind::Unit);
         assert_eq!(Kind::of("doc", "src/lib.rs - (line 1)"), Kind::Doc);
+    }
+
+    #[test]
+    fn the_table_has_a_row_for_each_package_and_kind() {
+        let mut run = Run {
+            complete: true,
+            tests: vec![
+                entry("lib", "a", Outcome::Passed, None),
+                entry("lib", "property_b", Outcome::Failed, None),
+            ],
+        };
+        run.tests.push(Entry {
+            package: "q".to_owned(),
+            ..entry("lib", "c", Outcome::Passed, None)
+        });
+        let table = run.table();
+        let rows: Vec<Vec<&str>> = table
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        for row in [["p", "1", "1", "0"], ["q", "1", "0", "0"]] {
+            assert!(rows.contains(&row.to_vec()), "{table}");
+        }
+        for row in [["unit", "2", "0", "0"], ["property", "0", "1", "0"]] {
+            assert!(rows.contains(&row.to_vec()), "{table}");
+        }
     }
 
     #[test]

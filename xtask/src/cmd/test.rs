@@ -214,7 +214,7 @@ impl Args {
             }
             command
         };
-        let (mut tests, mut elapsed) = self.run_once(&mut command(), binary)?;
+        let (mut tests, mut elapsed, mut counts) = self.run_once(&mut command(), binary)?;
 
         // A second call for what the fixture makes possible.
         let runnable: Vec<String> = tests
@@ -225,8 +225,9 @@ impl Args {
         if !runnable.is_empty() {
             let mut second = command();
             second.args(["--ignored", "--exact"]).args(&runnable);
-            let (ran, more) = self.run_once(&mut second, binary)?;
+            let (ran, more, counted) = self.run_once(&mut second, binary)?;
             elapsed += more;
+            counts.extend(counted);
             let is_covered = |name: &str| {
                 runnable.iter().any(|n| n == name) && ran.iter().any(|test| test.name == name)
             };
@@ -234,14 +235,27 @@ impl Args {
             tests.extend(ran);
         }
         announce(&binary.package, &binary.target, &tests, elapsed);
+        for line in counts {
+            println!("  {line}");
+        }
         Ok(tests)
     }
 
-    fn run_once(&self, command: &mut Command, binary: &Binary) -> Result<(Vec<Entry>, Duration)> {
+    /// The tests, how long they took, and a line for each thing that they have counted.
+    fn run_once(
+        &self,
+        command: &mut Command,
+        binary: &Binary,
+    ) -> Result<(Vec<Entry>, Duration, Vec<String>)> {
+        command.arg("--show-output");
         let captured = capture(command, Streams::Apart, Duration::from_secs(self.limit))?;
         let ended_well = captured.is_success();
         let tests = self.read(&binary.package, &binary.target, &captured, ended_well);
-        Ok((tests, captured.elapsed))
+        let counts = libtest::counts(&captured.stdout);
+        let counts = counts
+            .into_iter()
+            .map(|(test, text)| format!("{test}: {text}"));
+        Ok((tests, captured.elapsed, counts.collect()))
     }
 
     /// One call for all packages: asked for one package alone, cargo would
@@ -342,8 +356,11 @@ impl Args {
                 class: None,
             });
         }
-        if self.verbose || entries.iter().any(|entry| entry.outcome == Outcome::Failed) {
+        if self.verbose {
             println!("{}\n{}", captured.stdout, captured.stderr);
+        } else if entries.iter().any(|entry| entry.outcome == Outcome::Failed) {
+            let stdout = libtest::without_successes(&captured.stdout);
+            println!("{stdout}\n{}", captured.stderr);
         }
         entries
     }
