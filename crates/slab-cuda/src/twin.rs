@@ -12,6 +12,8 @@
 pub enum Twin {
     /// The event behind lent memory is not recorded.
     RecordEvent = 1,
+    /// A bounce that ends does not wait for its copies.
+    AwaitCopies = 2,
 }
 
 #[cfg(slab_twin)]

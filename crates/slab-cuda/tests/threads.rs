@@ -155,7 +155,7 @@ impl Setup {
         });
         let [handed_out, hits, errors] =
             [&self.handed_out, &self.hits, &self.errors].map(|c| c.load(Ordering::Relaxed));
-        println!("{handed_out} regions handed out, {hits} hits, {errors} errors");
+        println!("counted: {handed_out} regions handed out, {hits} hits, {errors} errors");
         assert!(handed_out > 20 && hits > 20, "{handed_out}, {hits}");
     }
 }

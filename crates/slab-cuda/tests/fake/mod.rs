@@ -100,7 +100,7 @@ impl Fake {
     }
 
     pub(crate) fn run_immediately(&self) {
-        fake!(fake_schedule(1 => u32, 0 => u64) -> ());
+        run_immediately();
     }
 
     pub(crate) fn clear_injections(&self) {
@@ -125,9 +125,14 @@ impl Fake {
         fake!(fake_advance(handle => u64, count => u64) -> u64)
     }
 
+    /// Runs up to `count` pieces of work, the oldest stream's first.
+    pub(crate) fn advance_any(&self, count: u64) -> u64 {
+        fake!(fake_advance(0 => u64, count => u64) -> u64)
+    }
+
     /// Runs all that can run.
     pub(crate) fn advance_all(&self) -> u64 {
-        fake!(fake_advance(0 => u64, u64::MAX => u64) -> u64)
+        self.advance_any(u64::MAX)
     }
 
     /// Keeps a stream from running, whatever the schedule, or lets it go on.
@@ -254,6 +259,11 @@ impl Fake {
     pub(crate) fn expect_lost(&mut self) {
         self.expects_lost = true;
     }
+}
+
+/// Runs everything at once from now on.
+pub(crate) fn run_immediately() {
+    fake!(fake_schedule(1 => u32, 0 => u64) -> ());
 }
 
 impl Drop for Fake {

@@ -1,23 +1,31 @@
 //! A pool over device memory, driven by any list of steps. After each step the invariants are asserted; above all, that
 //! bytes which are handed out are touched by nothing that the device has not done yet, for which the fake is asked.
 
+mod bounces;
+mod copies;
+
 use std::sync::Arc;
 
+use bounces::Passage;
+use copies::Copies;
 use proptest::prelude::*;
 use slab_core::{
     AllocationGuard, Claim, LeaseGuard, Pool, PoolConfig, PoolId, Region, Reserve, RunState,
     SharedPool,
 };
 use slab_cuda::{
-    Copier, CopyBatch, CudaError, CudaMemory, Device, DeviceSlab, Loan, Settling, Stream, Timeline,
-    Timelines, TimelinesConfig,
+    Copier, CudaError, CudaMemory, Device, DeviceSlab, Loan, PinnedSlab, Settling, Stream,
+    Timeline, Timelines, TimelinesConfig,
 };
+use slab_memory::BounceDirection;
 
-use super::fake::Fake;
+use super::fake::{CaptureMode, Fake};
 
 const G: u64 = 256;
 const GRANULES: u64 = 24;
 const STREAMS: usize = 3;
+/// Bytes of the pinned memory.
+const PINNED: u64 = 16 * G;
 const KEYS: u8 = 10;
 
 /// How a loan ends.
@@ -56,11 +64,32 @@ pub(crate) enum Step {
     Unlease(u8),
     Free(u8),
     PollSettling(u8),
-    /// Copies what is leased to bytes that were kept, holding both.
+    /// Copies what is leased, some of it, to bytes that were kept or to pinned memory, holding both.
     Copy {
         lease: u8,
+        leases: u8,
+        target: u8,
+        into_pinned: bool,
+    },
+    CopyBack {
+        pinned: u8,
         kept: u8,
     },
+    PollCopies(u8),
+    /// An engine receives into bytes that were kept, or sends them.
+    BeginBounce {
+        kept: u8,
+        is_out: bool,
+    },
+    StepBounce {
+        bounce: u8,
+        most: u8,
+    },
+    EndBounce(u8),
+    /// Work of any stream runs: those for bounces are nobody's else.
+    AdvanceAny(u8),
+    /// A stream of its own begins to be captured, or the capture ends, which nothing may have spoiled.
+    Capture,
     Evict(u8),
     Advance {
         stream: u8,
@@ -76,10 +105,18 @@ pub(crate) enum Step {
         code: u16,
     },
     Fail(u8),
+    /// The device fails for good.
+    Break,
 }
 
 /// Calls that can be made to fail.
-const SYMBOLS: [&std::ffi::CStr; 8] = [
+const SYMBOLS: [&std::ffi::CStr; 14] = [
+    c"cuMemcpyBatchAsync_v2",
+    c"cuMemHostAlloc",
+    c"cuMemFreeHost",
+    c"cuCtxPopCurrent_v2",
+    c"cuStreamIsCapturing",
+    c"cuThreadExchangeStreamCaptureMode",
     c"cuEventQuery",
     c"cuEventRecord",
     c"cuEventCreate",
@@ -102,7 +139,7 @@ pub(crate) fn steps(with_errors: bool) -> impl Strategy<Value = Vec<Step>> {
     let used = prop_oneof![
         4 => (0..KEYS).prop_map(Use::Publish),
         3 => (any::<u8>(), end()).prop_map(|(stream, end)| Use::Write(stream, end)),
-        1 => Just(Use::Keep),
+        3 => Just(Use::Keep),
     ];
     let whole = prop_oneof![
         10 => (1..9u8, used).prop_map(|(granules, used)| Step::Reserve { granules, used }),
@@ -114,7 +151,16 @@ pub(crate) fn steps(with_errors: bool) -> impl Strategy<Value = Vec<Step>> {
         3 => any::<u8>().prop_map(Step::Unlease),
         1 => any::<u8>().prop_map(Step::Free),
         2 => any::<u8>().prop_map(Step::PollSettling),
-        2 => (any::<u8>(), any::<u8>()).prop_map(|(lease, kept)| Step::Copy { lease, kept }),
+        3 => (any::<u8>(), 1..4u8, any::<u8>(), any::<bool>()).prop_map(
+            |(lease, leases, target, into_pinned)| Step::Copy { lease, leases, target, into_pinned }
+        ),
+        1 => (any::<u8>(), any::<u8>()).prop_map(|(pinned, kept)| Step::CopyBack { pinned, kept }),
+        3 => any::<u8>().prop_map(Step::PollCopies),
+        4 => (any::<u8>(), any::<bool>()).prop_map(|(kept, is_out)| Step::BeginBounce { kept, is_out }),
+        9 => (any::<u8>(), any::<u8>()).prop_map(|(bounce, most)| Step::StepBounce { bounce, most }),
+        1 => any::<u8>().prop_map(Step::EndBounce),
+        2 => (1..6u8).prop_map(Step::AdvanceAny),
+        1 => Just(Step::Capture),
         1 => (0..KEYS).prop_map(Step::Evict),
         6 => (any::<u8>(), 1..5u8).prop_map(|(stream, count)| Step::Advance { stream, count }),
         1 => (1..5u8).prop_map(Step::AdvanceCopies),
@@ -123,17 +169,58 @@ pub(crate) fn steps(with_errors: bool) -> impl Strategy<Value = Vec<Step>> {
     ];
     let codes = || prop_oneof![Just(2u16), Just(700), Just(719), Just(1234)];
     let errors = prop_oneof![
-        4 => (any::<u8>(), 1..6u8, codes()).prop_map(|(symbol, nth, code)| {
+        24 => (any::<u8>(), 1..6u8, codes()).prop_map(|(symbol, nth, code)| {
             Step::Inject { symbol, nth, code }
         }),
-        1 => any::<u8>().prop_map(Step::Fail),
+        2 => any::<u8>().prop_map(Step::Fail),
+        1 => Just(Step::Break),
     ];
-    let weight = u32::from(with_errors);
+    let weight = 2 * u32::from(with_errors);
     let step = prop_oneof![30 => whole, weight => errors];
     prop::collection::vec(step, 1..150)
 }
 
+/// What a list of steps has met.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Met {
+    /// Calls of the driver that were made to fail.
+    pub(crate) injected: u64,
+    /// Errors that were told.
+    pub(crate) errors: u64,
+    /// Lists of copies that have ended and were compared.
+    pub(crate) copied: u64,
+    /// Bounces all of whose bytes have passed and were compared.
+    pub(crate) bounced: u64,
+}
+
+impl std::ops::Add for Met {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            injected: self.injected + other.injected,
+            errors: self.errors + other.errors,
+            copied: self.copied + other.copied,
+            bounced: self.bounced + other.bounced,
+        }
+    }
+}
+
+/// Dropped before everything else: what goes after a panic waits for the device.
+struct RunOnPanic;
+
+impl Drop for RunOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            super::fake::run_immediately();
+        }
+    }
+}
+
 pub(crate) struct Harness {
+    _run_on_panic: RunOnPanic,
+    bounces: Vec<Passage>,
+    copies: Vec<Copies>,
     timelines: Timelines,
     lanes: Vec<Timeline>,
     copier: Copier,
@@ -145,9 +232,16 @@ pub(crate) struct Harness {
     settling: Vec<Settling<AllocationGuard>>,
     settling_leases: Vec<Settling<LeaseGuard>>,
     claims: Vec<(Claim, Use)>,
-    /// Whether something has failed, so that not everything has to come back.
+    pinned_memory: Arc<dyn CudaMemory>,
+    pinned_pool: SharedPool<u8, ()>,
+    /// Pinned bytes with one content.
+    pinned: Vec<(u8, AllocationGuard)>,
+    /// Is captured now and then.
+    graphs: Stream,
+    is_capturing: bool,
+    /// A stream or the device was made to fail.
     failed: bool,
-    errors: u64,
+    met: Met,
     /// Last, so that everything above has gone when it looks what is left.
     pub(crate) fake: Fake,
 }
@@ -169,7 +263,17 @@ impl Harness {
         config.pending_max = 20;
         let timelines = Timelines::new(&pool, slab, config).unwrap();
         let attach = |_| timelines.attach(&Stream::new(&device).unwrap()).unwrap();
+        let pinned: Arc<dyn CudaMemory> = Arc::new(PinnedSlab::new(&device, PINNED).unwrap());
+        let pinned_pool = Pool::new(PoolConfig::new(PoolId::new(), PINNED)).unwrap();
         Self {
+            _run_on_panic: RunOnPanic,
+            bounces: Vec::new(),
+            copies: Vec::new(),
+            pinned_memory: pinned,
+            pinned_pool: SharedPool::new(pinned_pool, ()),
+            pinned: Vec::new(),
+            graphs: Stream::new(&device).unwrap(),
+            is_capturing: false,
             lanes: (0..STREAMS).map(attach).collect(),
             copier: Copier::side(&device).unwrap(),
             timelines,
@@ -182,7 +286,7 @@ impl Harness {
             settling_leases: Vec::new(),
             claims: Vec::new(),
             failed: false,
-            errors: 0,
+            met: Met::default(),
             fake,
         }
     }
@@ -213,7 +317,24 @@ impl Harness {
                 }
             }
             Step::PollSettling(at) => self.poll_settling(at),
-            Step::Copy { lease, kept } => self.copy(lease, kept),
+            Step::Copy {
+                lease,
+                leases,
+                target,
+                into_pinned,
+            } => self.copy_leased(lease, leases, target, into_pinned),
+            Step::CopyBack { pinned, kept } => self.copy_back(pinned, kept),
+            Step::PollCopies(at) => self.poll_copies(at),
+            Step::BeginBounce { kept, is_out } => {
+                let directions = [BounceDirection::In, BounceDirection::Out];
+                self.begin_bounce(kept, directions[usize::from(is_out)]);
+            }
+            Step::StepBounce { bounce, most } => self.step_bounce(bounce, most),
+            Step::EndBounce(at) => self.end_bounce(at),
+            Step::AdvanceAny(count) => {
+                self.fake.advance_any(u64::from(count));
+            }
+            Step::Capture => self.capture(),
             Step::Evict(key) => {
                 self.pool.with(|pool, ()| pool.evict(&key));
             }
@@ -221,11 +342,7 @@ impl Harness {
                 let stream = self.lanes[usize::from(stream) % STREAMS].stream();
                 self.fake.advance(stream, u64::from(count));
             }
-            Step::AdvanceCopies(count) => {
-                self.fake.advance(self.copier.stream(), u64::from(count));
-                let polled = self.copier.poll().map(|_| ());
-                self.note(polled);
-            }
+            Step::AdvanceCopies(count) => self.advance_copies(count),
             Step::Poll => {
                 let polled = self.timelines.poll().map(|_| ());
                 self.note(polled);
@@ -234,6 +351,9 @@ impl Harness {
             Step::Inject { symbol, nth, code } => {
                 let symbol = SYMBOLS[usize::from(symbol) % SYMBOLS.len()];
                 self.fake.inject(symbol, u64::from(nth), u32::from(code));
+            }
+            Step::Break => {
+                self.fake.break_device(&self.device, 700);
                 self.failed = true;
             }
             Step::Fail(at) => {
@@ -245,16 +365,13 @@ impl Harness {
         self.check();
     }
 
-    /// Errors are all right where some were made, and nowhere else.
-    fn note(&mut self, result: Result<(), CudaError>) {
-        if let Err(error) = result {
-            self.errors += 1;
-            let is_bound = matches!(
-                error,
-                CudaError::TooManyPending { .. } | CudaError::TooManyStreams { .. }
-            );
-            assert!(self.failed || is_bound, "nothing was made to fail: {error}");
+    fn capture(&mut self) {
+        if self.is_capturing {
+            assert!(self.fake.end_capture(&self.graphs), "a capture was spoiled");
+        } else {
+            self.fake.begin_capture(&self.graphs, CaptureMode::Global);
         }
+        self.is_capturing = !self.is_capturing;
     }
 
     /// What holds between any two steps.
@@ -427,30 +544,6 @@ impl Harness {
         }
     }
 
-    fn copy(&mut self, lease: u8, kept: u8) {
-        let (Some(from), Some(to)) = (pick(self.leases.len(), lease), pick(self.kept.len(), kept))
-        else {
-            return;
-        };
-        let (key, lease) = self.leases.swap_remove(from);
-        let target = self.kept.swap_remove(to);
-        let memory = self.timelines.memory();
-        let len = lease.len().min(target.len());
-        let (from, to) = (lease.offset(), target.offset());
-        let batch = CopyBatch::one((memory, from), (memory, to), len, (lease, target));
-        match self.copier.submit(batch) {
-            Ok(copying) => drop(copying),
-            Err(refused) => {
-                let (_, hold) = refused.value.into_parts();
-                let hold = hold.downcast::<(LeaseGuard, AllocationGuard)>().unwrap();
-                let (lease, target) = *hold;
-                self.leases.push((key, lease));
-                self.kept.push(target);
-                self.note(Err(refused.cause));
-            }
-        }
-    }
-
     fn renew(&mut self, at: u8) {
         let renewed = Stream::new(&self.device).and_then(|s| self.timelines.attach(&s));
         match renewed {
@@ -459,17 +552,28 @@ impl Harness {
         }
     }
 
-    /// Lets everything end and come back. Returns how many errors were met.
-    pub(crate) fn finish(mut self) -> u64 {
+    /// Lets everything end and come back.
+    pub(crate) fn finish(mut self) -> Met {
         self.fake.clear_injections();
+        if self.is_capturing {
+            self.capture();
+        }
+        self.end_bounces();
         self.leases.clear();
         self.kept.clear();
+        self.pinned.clear();
         self.settling.clear();
         self.settling_leases.clear();
         for (claim, _) in self.claims.drain(..) {
             self.pool.with(|pool, ()| pool.drop_claim(claim)).unwrap();
         }
         self.fake.advance_all();
+        while !self.copies.is_empty() {
+            self.poll_copies(0);
+        }
+        self.leases.clear();
+        self.kept.clear();
+        self.pinned.clear();
         // Each failure is told once.
         for _ in 0..10 {
             let _ = self.timelines.poll();
@@ -477,23 +581,34 @@ impl Harness {
         }
         self.check();
         let stats = self.pool.with(|pool, ()| pool.stats());
-        if !self.failed {
+        if !self.has_failed() {
             assert_eq!(self.timelines.poll(), Ok(0));
             let back = stats.free + stats.resident_idle;
             assert_eq!(back, stats.usable, "everything comes back: {stats}");
         }
-        if self.failed {
-            self.fake.expect_lost();
+        let met = Met {
+            injected: self.fake.injected(),
+            ..self.met
+        };
+        let Self {
+            mut fake,
+            device,
+            timelines,
+            lanes,
+            copier,
+            pinned_memory,
+            graphs,
+            ..
+        } = self;
+        drop((timelines, lanes, copier, pinned_memory, graphs));
+        // What is left without having been counted as lost is a leak, whatever has failed.
+        if device.lost().count > 0 {
+            assert!(
+                met.injected > 0 || self.failed,
+                "lost, though nothing failed"
+            );
+            fake.expect_lost();
         }
-        self.errors + self.fake.injected()
-    }
-}
-
-impl Drop for Harness {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // What goes now waits for the device.
-            self.fake.run_immediately();
-        }
+        met
     }
 }
