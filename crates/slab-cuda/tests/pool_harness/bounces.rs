@@ -50,7 +50,7 @@ impl Harness {
     }
 
     /// Lets some bytes pass. One that is through, or has failed, ends.
-    pub(super) fn step_bounce(&mut self, at: u8, most: u8) {
+    pub(super) fn pass_bytes(&mut self, at: u8, most: u8) {
         let Some(at) = pick(self.bounces.len(), at) else {
             return;
         };

@@ -81,7 +81,7 @@ pub(crate) enum Step {
         kept: u8,
         is_out: bool,
     },
-    StepBounce {
+    PassBytes {
         bounce: u8,
         most: u8,
     },
@@ -157,7 +157,7 @@ pub(crate) fn steps(with_errors: bool) -> impl Strategy<Value = Vec<Step>> {
         1 => (any::<u8>(), any::<u8>()).prop_map(|(pinned, kept)| Step::CopyBack { pinned, kept }),
         3 => any::<u8>().prop_map(Step::PollCopies),
         4 => (any::<u8>(), any::<bool>()).prop_map(|(kept, is_out)| Step::BeginBounce { kept, is_out }),
-        9 => (any::<u8>(), any::<u8>()).prop_map(|(bounce, most)| Step::StepBounce { bounce, most }),
+        9 => (any::<u8>(), any::<u8>()).prop_map(|(bounce, most)| Step::PassBytes { bounce, most }),
         1 => any::<u8>().prop_map(Step::EndBounce),
         2 => (1..6u8).prop_map(Step::AdvanceAny),
         1 => Just(Step::Capture),
@@ -329,7 +329,7 @@ impl Harness {
                 let directions = [BounceDirection::In, BounceDirection::Out];
                 self.begin_bounce(kept, directions[usize::from(is_out)]);
             }
-            Step::StepBounce { bounce, most } => self.step_bounce(bounce, most),
+            Step::PassBytes { bounce, most } => self.pass_bytes(bounce, most),
             Step::EndBounce(at) => self.end_bounce(at),
             Step::AdvanceAny(count) => {
                 self.fake.advance_any(u64::from(count));
