@@ -14,8 +14,10 @@ use std::time::Instant;
 
 use cudarc::driver::sys;
 use slab_core::{CopyList, CopySpan, DescriptorError};
+use slab_memory::MemoryKind;
 
 use crate::api::{CopyBatch as BatchCall, call};
+use crate::caught::let_go;
 use crate::device::{Device, Side};
 use crate::error::{CudaError, Refused};
 use crate::slab::CudaMemory;
@@ -40,7 +42,8 @@ pub struct CopyBatch {
 
 impl CopyBatch {
     /// The copies at `places` of a list, between `memories`. `hold` is whatever keeps the ranges, such as leases: it is
-    /// dropped only when the copies have ended, and nobody has the [`Copying`] any more.
+    /// dropped only when the copies have ended, and nobody has the [`Copying`] any more. With `()` nothing keeps a region
+    /// of a pool from being handed out again.
     ///
     /// Copies of one batch run in any order and at the same time, so none may read or write what another writes, nor
     /// what it writes itself: the bytes are anything then.
@@ -109,21 +112,31 @@ impl CopyBatch {
         for memory in &self.memories {
             device.check_same(memory.device())?;
         }
-        let both = [self.sources(), self.targets()];
-        for (at, &len) in self.lens().iter().enumerate() {
-            for address in both.map(|addresses| addresses[at]) {
-                // Neighbours lie in the same memory nearly always.
-                let inside = |memory: &Arc<dyn CudaMemory>| {
-                    let offset = address.checked_sub(memory.address());
-                    let end = offset.and_then(|offset| offset.checked_add(len));
-                    end.is_some_and(|end| end <= memory.len())
-                };
-                if !self.memories.iter().any(inside) {
-                    return Err(CudaError::OutsideMemory { address, len });
-                }
+        let (sources, targets) = (self.sources(), self.targets());
+        for ((&source, &target), &len) in sources.iter().zip(targets).zip(self.lens()) {
+            let kinds = [self.kind_of(source, len)?, self.kind_of(target, len)?];
+            // The driver would wait for the stream before it begins, and let the caller wait.
+            if kinds == [MemoryKind::Host; 2] && len > 0 {
+                return Err(CudaError::BothOnHost {
+                    from: source,
+                    to: target,
+                });
             }
         }
         Ok(())
+    }
+
+    /// Of which kind the memory is that has all of a range. O(memories).
+    fn kind_of(&self, address: u64, len: u64) -> Result<MemoryKind, CudaError> {
+        let inside = |memory: &&Arc<dyn CudaMemory>| {
+            let offset = address.checked_sub(memory.address());
+            let end = offset.and_then(|offset| offset.checked_add(len));
+            end.is_some_and(|end| end <= memory.len())
+        };
+        match self.memories.iter().find(inside) {
+            Some(memory) => Ok(memory.kind()),
+            None => Err(CudaError::OutsideMemory { address, len }),
+        }
     }
 }
 
@@ -185,6 +198,7 @@ impl Copier {
     ///
     /// # Errors
     /// The batch, of which nothing was started, with [`CudaError::OutsideMemory`], [`CudaError::OtherDevice`],
+    /// [`CudaError::BothOnHost`],
     /// [`CudaError::Descriptor`] if the list has not these places,
     /// [`CudaError::TooManyPending`] at 1,024 batches, [`CudaError::StreamCapturing`], [`CudaError::StreamFailed`] or
     /// [`CudaError::Driver`]. What goes wrong later is told by [`Copying::poll`], when nothing touches the memories any
@@ -205,7 +219,7 @@ impl Copier {
             }),
         };
         // What is dropped may be the program's, so no lock is held.
-        drop(ended);
+        let_go(ended);
         submitted
     }
 
@@ -273,7 +287,7 @@ impl Copier {
         };
         drop(track);
         // The program's own destructors, so no lock is held.
-        drop(ended);
+        let_go(ended);
         answer
     }
 }
@@ -290,17 +304,19 @@ impl Drop for Inner {
         let deadline = Instant::now() + QUIET_LIMIT;
         let mut backoff = Backoff::default();
         loop {
-            track.poll(&mut Vec::new());
+            let mut ended = Vec::new();
+            track.poll(&mut ended);
+            let_go(ended);
             if track.pending() == 0 || Instant::now() >= deadline {
                 break;
             }
             backoff.pause();
         }
         for held in track.into_held() {
+            std::mem::forget(held);
             let cause = "copies between them may still be under way";
             let device = self.stream.device();
             device.note_lost("memories of a batch", 0, &cause);
-            std::mem::forget(held);
         }
     }
 }

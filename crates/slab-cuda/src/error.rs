@@ -181,7 +181,9 @@ pub enum CudaError {
     /// The stream is one of those that have no handle of their own (null, legacy, per thread).
     #[error("a default stream has no handle of its own; make a stream")]
     DefaultStream,
-    /// As many streams are attached to the pool, or have failed, as were asked for: drop one and poll.
+    /// As many streams are attached to the pool, or have failed, as were asked for. One that goes makes room once it is
+    /// drained. One that has failed never does: what it touched is never known to be free, so that a pool of which many
+    /// have failed has to be given up.
     #[error("{streams_max} streams are attached to the pool, have failed or are not drained yet")]
     TooManyStreams {
         /// The bound.
@@ -217,6 +219,16 @@ pub enum CudaError {
         address: u64,
         /// Number of bytes.
         len: u64,
+    },
+    /// A copy from host memory to host memory, for which the driver would let the caller wait: let the host do it.
+    #[error(
+        "the bytes at {from:#x} and {to:#x} are both in host memory; copy them without the device"
+    )]
+    BothOnHost {
+        /// First byte to be read.
+        from: u64,
+        /// First byte to be written.
+        to: u64,
     },
     /// The pool is larger than the memory that it is to divide.
     #[error("the pool has {pool} bytes, its memory {memory}")]
@@ -263,6 +275,14 @@ pub struct Refused<T> {
     pub value: T,
     /// Why the call did not take it.
     pub cause: CudaError,
+}
+
+impl<T> Refused<T> {
+    /// The reason alone; the value is dropped. An error like any other, whatever the value is.
+    #[must_use]
+    pub fn into_cause(self) -> CudaError {
+        self.cause
+    }
 }
 
 impl<T> fmt::Display for Refused<T> {

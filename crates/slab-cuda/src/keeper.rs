@@ -1,13 +1,18 @@
 //! The timelines of one pool: which stream has which, what was recorded on it, and what the pool is told.
 //!
 //! A pool's timelines are never removed, so a stream that goes leaves its timeline to the next one, once everything
-//! recorded on it is passed; values go on growing. Pure but for its locks, of which the pool's is the inner one and is
-//! never held over a driver's call: `polling`, then `book`, or `polling`, then the pool's.
+//! recorded on it is passed; values go on growing. Pure but for its locks, in this order: `polling`; then that of one
+//! line, which is held over calls of the driver for its stream; then `book`, which is held over nothing. The pool's lock
+//! is taken inside `polling` alone. A call of the driver may take its time where a stream's queue is full, so that whoever
+//! looks at all lines passes over one that is in use.
+
+use std::sync::Arc;
 
 use slab_core::{Error, Fence, TimelineId};
 
+use crate::caught::{caught, let_go};
 use crate::error::CudaError;
-use crate::sync::{Mutex, MutexGuard, lock};
+use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::track::{Mark, Point, Track, failed_before};
 
 /// What a pool is told of a timeline.
@@ -29,8 +34,41 @@ pub trait Ledger: Send + Sync {
     fn is_inside(&self) -> bool;
 }
 
-/// Something lent that comes back by itself: given to the pool, or kept for ever if the pool refuses it.
-pub(crate) type GiveBack = Box<dyn FnOnce(Fence) -> Result<(), Error> + Send>;
+/// Something lent that comes back by itself: given to the pool, or kept for ever if the pool refuses it, or if nobody
+/// gets to give it back.
+pub(crate) struct GiveBack(Option<Give>);
+
+type Give = Box<dyn FnOnce(Fence) -> Result<(), Error> + Send>;
+
+impl GiveBack {
+    pub(crate) fn new(give: impl FnOnce(Fence) -> Result<(), Error> + Send + 'static) -> Self {
+        Self(Some(Box::new(give)))
+    }
+
+    /// Gives it back behind its fence.
+    fn give(mut self, fence: Fence) {
+        let give = self.0.take();
+        let Some(Some(result)) = caught(|| give.map(|give| give(fence))) else {
+            return;
+        };
+        if let Err(error) = result {
+            tracing::error!(cause = %error, "the pool refused what was lent from it; its bytes are not reused");
+        }
+    }
+
+    /// Drops it as it is, where nothing has to be waited for.
+    fn drop_now(mut self) {
+        let give = self.0.take();
+        caught(|| drop(give));
+    }
+}
+
+impl Drop for GiveBack {
+    fn drop(&mut self) {
+        // A guard that is dropped gives its bytes back behind nothing.
+        std::mem::forget(self.0.take());
+    }
+}
 
 /// Bounds.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +81,10 @@ pub struct Bounds {
 
 struct Slot<E> {
     id: TimelineId,
+    line: Mutex<Line<E>>,
+}
+
+struct Line<E> {
     track: Track<E, ()>,
     attached: bool,
     /// The pool and a caller of `poll` know that it has failed.
@@ -50,16 +92,23 @@ struct Slot<E> {
 }
 
 struct Book<E> {
-    slots: Vec<Slot<E>>,
+    slots: Vec<Arc<Slot<E>>>,
     /// What was dropped and not given back yet: the pool's lock may have been held then.
     returned: Vec<(GiveBack, Fence)>,
     /// Loans that have not ended.
     out: usize,
+    /// Points of all lines that may still be passed.
+    points: usize,
 }
 
-impl<E: Mark> Book<E> {
+impl<E> Book<E> {
     fn pending(&self) -> usize {
-        self.out + self.slots.iter().map(|s| s.track.pending()).sum::<usize>()
+        self.out + self.points
+    }
+
+    /// A line has had `before` points, and has `after`.
+    fn count(&mut self, before: usize, after: usize) {
+        self.points = (self.points + after).saturating_sub(before);
     }
 }
 
@@ -92,6 +141,7 @@ impl<E: Mark> Keeper<E> {
                 slots: Vec::new(),
                 returned: Vec::new(),
                 out: 0,
+                points: 0,
             }),
         }
     }
@@ -102,53 +152,77 @@ impl<E: Mark> Keeper<E> {
     /// [`CudaError::TooManyStreams`] at the bound, or the pool's error.
     pub fn attach(&self) -> Result<usize, CudaError> {
         let mut ended = Vec::new();
-        let _polling = self.lock_polling();
+        let polling = self.lock_polling();
         // What fails here is told to the next caller of `poll`.
         self.look(&mut ended);
-        let slots = {
-            let mut book = lock(&self.book);
-            let mut slots = book.slots.iter_mut();
-            if let Some(at) = slots.position(|s| !s.attached && s.track.is_drained()) {
-                book.slots[at].attached = true;
+        let attached = self.attach_to_any();
+        drop(polling);
+        let_go(ended);
+        attached
+    }
+
+    /// `polling` is held, so that nobody else does the same.
+    fn attach_to_any(&self) -> Result<usize, CudaError> {
+        let slots = self.slots();
+        for (at, slot) in slots.iter().enumerate() {
+            // One that is in use is attached.
+            if let Some(mut line) = try_lock(&slot.line)
+                && !line.attached
+                && line.track.is_drained()
+            {
+                line.attached = true;
                 return Ok(at);
             }
-            book.slots.len()
-        };
+        }
         let streams_max = self.bounds.streams_max;
-        if slots >= streams_max as usize {
+        if slots.len() >= streams_max as usize {
             return Err(CudaError::TooManyStreams { streams_max });
         }
         let id = self.ledger.add_timeline()?;
-        // Nobody else adds one: `polling` is held.
-        lock(&self.book).slots.push(Slot {
-            id,
+        let line = Line {
             track: Track::new(),
             attached: true,
             told: false,
-        });
-        Ok(slots)
+        };
+        lock(&self.book).slots.push(Arc::new(Slot {
+            id,
+            line: Mutex::new(line),
+        }));
+        Ok(slots.len())
+    }
+
+    fn slots(&self) -> Vec<Arc<Slot<E>>> {
+        lock(&self.book).slots.clone()
+    }
+
+    fn slot(&self, slot: usize) -> Arc<Slot<E>> {
+        Arc::clone(&lock(&self.book).slots[slot])
     }
 
     /// The stream goes; its timeline stays until it is drained.
+    ///
+    /// # Panics
+    /// If there is no such slot.
     pub fn detach(&self, slot: usize) {
-        if let Some(slot) = lock(&self.book).slots.get_mut(slot) {
-            slot.attached = false;
-        }
+        lock(&self.slot(slot).line).attached = false;
     }
 
     /// Takes room for one loan, which [`record`](Self::record) or [`cancel`](Self::cancel) ends.
     ///
     /// # Errors
     /// [`CudaError::TooManyPending`] at the bound, [`CudaError::StreamFailed`].
+    ///
+    /// # Panics
+    /// If there is no such slot; at the bound, if the calling thread is inside the pool's lock.
     pub fn begin(&self, slot: usize) -> Result<(), CudaError> {
         let pending_max = self.bounds.pending_max;
         if lock(&self.book).pending() >= pending_max {
             self.poll_quietly();
         }
-        let mut book = lock(&self.book);
-        if let Some(error) = book.slots.get(slot).and_then(|slot| slot.track.error()) {
+        if let Some(error) = lock(&self.slot(slot).line).track.error() {
             return Err(failed_before(error));
         }
+        let mut book = lock(&self.book);
         if book.pending() >= pending_max {
             return Err(CudaError::TooManyPending { pending_max });
         }
@@ -172,18 +246,21 @@ impl<E: Mark> Keeper<E> {
         slot: usize,
         mark: impl FnOnce() -> Result<E, CudaError>,
     ) -> (Fence, Result<(), CudaError>) {
-        // The lock is held over `mark`, so that points are numbered in the order in which they are recorded.
-        let mut book = lock(&self.book);
-        book.out = book.out.saturating_sub(1);
-        let slot = &mut book.slots[slot];
-        let mark = match slot.track.error() {
+        let slot = self.slot(slot);
+        // Held over `mark`, so that points are numbered in the order in which they are recorded.
+        let mut line = lock(&slot.line);
+        let mark = match line.track.error() {
             Some(error) => Err(failed_before(error)),
             None => mark(),
         };
         let result = mark
             .as_ref()
             .map_or_else(|error| Err(error.clone()), |_| Ok(()));
-        let value = slot.track.push(mark, ());
+        let before = line.track.pending();
+        let value = line.track.push(mark, ());
+        let mut book = lock(&self.book);
+        book.out = book.out.saturating_sub(1);
+        book.count(before, line.track.pending());
         (slot.id.fence(value), result)
     }
 
@@ -194,13 +271,15 @@ impl<E: Mark> Keeper<E> {
 
     /// Where the point of a fence stands, as of the last look.
     pub(crate) fn standing(&self, slot: usize, fence: Fence) -> Standing {
-        let book = lock(&self.book);
-        match book.slots.get(slot) {
-            Some(slot) if slot.track.reached() >= fence.value() => Standing::Reached,
-            Some(slot) => match slot.track.failed() {
-                Some(error) => Standing::Failed(failed_before(error)),
-                None => Standing::Pending,
-            },
+        let slot = self.slot(slot);
+        let Some(line) = try_lock(&slot.line) else {
+            return Standing::Pending;
+        };
+        if line.track.reached() >= fence.value() {
+            return Standing::Reached;
+        }
+        match line.track.failed() {
+            Some(error) => Standing::Failed(failed_before(error)),
             None => Standing::Pending,
         }
     }
@@ -215,26 +294,32 @@ impl<E: Mark> Keeper<E> {
     /// If the calling thread is inside the pool's lock.
     pub fn poll(&self) -> Result<usize, CudaError> {
         let mut ended = Vec::new();
-        let _polling = self.lock_polling();
+        let polling = self.lock_polling();
         self.look(&mut ended);
-        let mut book = lock(&self.book);
-        let mut untold = book.slots.iter_mut().filter(|slot| !slot.told);
-        let failed = untold.find_map(|slot| {
-            let error = slot.track.failed()?.clone();
-            slot.told = true;
+        let failed = self.slots().iter().find_map(|slot| {
+            let mut line = try_lock(&slot.line).filter(|line| !line.told)?;
+            let error = line.track.failed()?.clone();
+            line.told = true;
             Some(error)
         });
-        match failed {
-            Some(error) => Err(error),
-            None => Ok(book.pending()),
-        }
+        let pending = lock(&self.book).pending();
+        drop(polling);
+        let_go(ended);
+        failed.map_or(Ok(pending), Err)
     }
 
     /// As [`poll`](Self::poll), and leaves what has failed for a caller of that to be told.
     pub(crate) fn poll_quietly(&self) {
         let mut ended = Vec::new();
-        let _polling = self.lock_polling();
+        let polling = self.lock_polling();
         self.look(&mut ended);
+        drop(polling);
+        let_go(ended);
+    }
+
+    /// Whether the calling thread is inside the pool's lock.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.ledger.is_inside()
     }
 
     /// Whoever polls takes the pool's lock: a thread that has it would wait for itself, or for another that polls.
@@ -246,26 +331,30 @@ impl<E: Mark> Keeper<E> {
         lock(&self.polling)
     }
 
-    /// One look. `polling` is held, and `book` is not. What was passed goes to `ended`, which its callers make before
-    /// they take the lock, so that it is dropped after that: a mark keeps a stream, whose owner's destructor may drop
-    /// what comes back here.
+    /// One look. `polling` is held. What was passed goes to `ended`, to be dropped where no lock is held: a mark keeps a
+    /// stream, whose owner's destructor may drop what comes back here.
     fn look(&self, ended: &mut Vec<Point<E, ()>>) {
+        // Before the lines: what is given back waits for a point that was recorded before.
+        let returned = std::mem::take(&mut lock(&self.book).returned);
         let mut news = Vec::new();
-        let returned = {
-            let mut book = lock(&self.book);
-            for slot in &mut book.slots {
-                let (reached, failed) = (slot.track.reached(), slot.track.failed().is_some());
-                slot.track.poll(ended);
-                if slot.track.reached() > reached {
-                    news.push(News::Reached(slot.id, slot.track.reached()));
-                }
-                if slot.track.failed().is_some() && !failed {
-                    news.push(News::Failed(slot.id));
-                }
+        for slot in self.slots() {
+            let Some(mut line) = try_lock(&slot.line) else {
+                continue;
+            };
+            let (reached, failed) = (line.track.reached(), line.track.failed().is_some());
+            let before = line.track.pending();
+            line.track.poll(ended);
+            lock(&self.book).count(before, line.track.pending());
+            if line.track.reached() > reached {
+                news.push(News::Reached(slot.id, line.track.reached()));
             }
-            std::mem::take(&mut book.returned)
-        };
-        give_back(returned);
+            if line.track.failed().is_some() && !failed {
+                news.push(News::Failed(slot.id));
+            }
+        }
+        for (give, fence) in returned {
+            give.give(fence);
+        }
         if !news.is_empty() {
             self.ledger.feed(&news);
         }
@@ -273,55 +362,51 @@ impl<E: Mark> Keeper<E> {
 
     /// Looks, and tells the pool nothing. Says whether nothing is pending, and whether nothing has failed.
     pub(crate) fn look_alone(&mut self) -> (bool, bool) {
-        // Before the lock, so that it is dropped after it.
         let mut ended = Vec::new();
-        let mut book = lock(&self.book);
-        for slot in &mut book.slots {
-            slot.track.poll(&mut ended);
+        let mut has_failed = false;
+        for slot in self.slots() {
+            let mut line = lock(&slot.line);
+            let before = line.track.pending();
+            line.track.poll(&mut ended);
+            lock(&self.book).count(before, line.track.pending());
+            has_failed |= line.track.error().is_some();
         }
-        let has_failed = book.slots.iter().any(|slot| slot.track.error().is_some());
-        (book.pending() == 0, !has_failed)
+        let_go(ended);
+        (lock(&self.book).pending() == 0, !has_failed)
     }
 
     /// Tells the pool how it ended, and gives back what was left: behind what is reached, else for the quarantine.
     ///
     /// Inside the pool's lock it hears nothing, and its bytes wait for ever, but for those that have nothing to wait for.
     pub(crate) fn finish(&mut self) {
-        let mut book = lock(&self.book);
-        let returned = std::mem::take(&mut book.returned);
+        let (slots, returned) = {
+            let mut book = lock(&self.book);
+            (book.slots.clone(), std::mem::take(&mut book.returned))
+        };
         if self.ledger.is_inside() {
             for (give, fence) in returned {
-                let slot = book.slots.iter().find(|slot| slot.id == fence.timeline());
-                if slot.is_some_and(|slot| slot.track.reached() >= fence.value()) {
+                let slot = slots.iter().find(|slot| slot.id == fence.timeline());
+                if slot.is_some_and(|slot| lock(&slot.line).track.reached() >= fence.value()) {
                     // Guards that are dropped know where they are.
-                    drop(give);
-                } else {
-                    std::mem::forget(give);
+                    give.drop_now();
                 }
             }
             return;
         }
         let mut news = Vec::new();
-        for slot in &book.slots {
+        for slot in &slots {
+            let line = lock(&slot.line);
             // A timeline that the pool knows to have failed takes no more.
-            if slot.track.failed().is_none() {
-                news.push(News::Reached(slot.id, slot.track.reached()));
+            if line.track.failed().is_none() {
+                news.push(News::Reached(slot.id, line.track.reached()));
             }
-            if !slot.track.is_drained() {
+            if !line.track.is_drained() {
                 news.push(News::Failed(slot.id));
             }
         }
-        drop(book);
-        give_back(returned);
-        self.ledger.feed(&news);
-    }
-}
-
-/// Gives everything back behind its fence.
-fn give_back(returned: Vec<(GiveBack, Fence)>) {
-    for (give, fence) in returned {
-        if let Err(error) = give(fence) {
-            tracing::error!(cause = %error, "the pool refused what was lent from it; its bytes are not reused");
+        for (give, fence) in returned {
+            give.give(fence);
         }
+        self.ledger.feed(&news);
     }
 }

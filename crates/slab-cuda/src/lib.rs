@@ -24,6 +24,7 @@
 #![doc = include_str!("../README.md")]
 
 mod api;
+mod caught;
 mod copy;
 mod device;
 mod error;

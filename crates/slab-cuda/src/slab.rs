@@ -128,7 +128,8 @@ impl DeviceSlab {
     ///
     /// # Safety
     /// All `len` bytes from `address` on are memory of `device`, in its primary context, and stay so while `keep` is
-    /// held.
+    /// held. Memory that is allocated in the order of a stream (`cudaMallocAsync`) is so only once the stream has got
+    /// there: what is ordered here runs on other streams.
     pub unsafe fn from_raw(
         device: &Device,
         address: u64,
@@ -159,28 +160,38 @@ impl DeviceSlab {
         &self,
         direction: BounceDirection,
         range: Range<u64>,
-        mut step: impl FnMut(&mut [u8]),
+        step: impl FnMut(&mut [u8]),
     ) -> Result<(), CopyError> {
         let mut bounce = DeviceBounce::new(Arc::clone(&self.block), direction, range)?;
-        let mut backoff = Backoff::default();
-        let mut deadline = None;
-        while !bounce.poll_finished()? {
-            let buffer = bounce.buffer()?;
-            let count = buffer.len();
-            if count > 0 {
-                step(buffer);
-                bounce.commit(count)?;
-                backoff = Backoff::default();
-                deadline = None;
-            } else if Instant::now() >= *deadline.get_or_insert_with(|| bounce.deadline()) {
-                // CUDA_ERROR_TIMEOUT.
-                return Err(CopyError::Driver { code: 909 });
-            } else {
-                backoff.pause();
+        pass_all(&mut bounce, step).map_err(|error| match error {
+            CopyError::Driver { code } if direction == BounceDirection::In && !bounce.quiesce() => {
+                CopyError::Unsettled { code }
             }
-        }
-        Ok(())
+            // What is only read may be used again, though not freed, which the bounce sees to.
+            other => other,
+        })
     }
+}
+
+fn pass_all(bounce: &mut DeviceBounce, mut step: impl FnMut(&mut [u8])) -> Result<(), CopyError> {
+    let mut backoff = Backoff::default();
+    let mut deadline = None;
+    while !bounce.poll_finished()? {
+        let buffer = bounce.buffer()?;
+        let count = buffer.len();
+        if count > 0 {
+            step(buffer);
+            bounce.commit(count)?;
+            backoff = Backoff::default();
+            deadline = None;
+        } else if Instant::now() >= *deadline.get_or_insert_with(|| bounce.deadline()) {
+            // CUDA_ERROR_TIMEOUT.
+            return Err(CopyError::Driver { code: 909 });
+        } else {
+            backoff.pause();
+        }
+    }
+    Ok(())
 }
 
 // SAFETY: address and length never change, and do not wrap, which `of` checks; there is no host pointer, so that no
@@ -203,6 +214,10 @@ unsafe impl Memory for DeviceSlab {
     }
 
     /// Through pinned buffers, on a stream of the calling thread.
+    ///
+    /// # Errors
+    /// As the trait has it. [`CopyError::Unsettled`] if a query or a record of an event failed, or the device did not end
+    /// a copy for ten seconds.
     fn copy_in(&self, offset: u64, source: &[u8]) -> Result<(), CopyError> {
         let range = range_of(offset, source.len(), self.block.len)?;
         let mut rest = source;
@@ -262,7 +277,8 @@ impl fmt::Debug for DeviceSlab {
     }
 }
 
-/// Page-locked memory of the host, allocated by the driver: copies between it and a device run by themselves.
+/// Page-locked memory of the host, allocated by the driver: copies between it and its device run by themselves. Copies
+/// and streams of another device are refused, as for device memory.
 pub struct PinnedSlab {
     device: Device,
     memory: ForeignMemory,
@@ -462,11 +478,12 @@ unsafe impl Memory for RegisteredHost {
     }
 
     fn kind(&self) -> MemoryKind {
-        self.memory().kind()
+        MemoryKind::Host
     }
 
+    /// That of the bytes, whatever the memory calls itself: copies name them by it.
     fn address(&self) -> u64 {
-        self.memory().address()
+        self.pointer.as_ptr().addr() as u64
     }
 
     fn host_ptr(&self) -> Option<NonNull<u8>> {

@@ -400,9 +400,10 @@ impl Drop for DeviceBounce {
         if let Some(block) = self.block.take()
             && !is_quiet
         {
-            let cause = "a copy of it may still be under way";
-            block.device().note_lost("device slab", block.len(), &cause);
+            let (device, len) = (block.device().clone(), block.len());
             std::mem::forget(block);
+            let cause = "a copy of it may still be under way";
+            device.note_lost("device slab", len, &cause);
         }
     }
 }

@@ -43,8 +43,11 @@ impl Default for TimelinesConfig {
 /// one was answered `Later` or `Full`. Bytes behind an event that nobody looks for stay where they are.
 ///
 /// When the last handle goes, with every [`Timeline`], [`Loan`] and [`Settling`], it waits up to ten seconds for the
-/// events that are left, and tells the pool how they ended, unless it goes inside the pool's lock. Memory that is then
+/// events that are left, and tells the pool how they ended; inside the pool's lock it does neither. Memory that is then
 /// still in use is never given back, which is logged and counted ([`Device::lost`](crate::Device::lost)).
+///
+/// None of these may be used or dropped in a host function of a stream (`cuLaunchHostFunc`), where the driver refuses to be
+/// called: the stream would count as failed.
 #[derive(Clone)]
 pub struct Timelines {
     core: Arc<Core>,
@@ -208,7 +211,8 @@ impl Drop for Core {
         let mut backoff = Backoff::default();
         let (is_drained, is_whole) = loop {
             let (is_drained, is_whole) = self.keeper.look_alone();
-            if is_drained || Instant::now() >= deadline {
+            // Nobody waits for the device under the pool's lock.
+            if is_drained || self.keeper.is_inside() || Instant::now() >= deadline {
                 break (is_drained, is_whole);
             }
             backoff.pause();
@@ -385,7 +389,7 @@ impl fmt::Debug for Timeline {
 ///
 /// Its end records an event on the stream, and the bytes are not reused before that is passed. [`release`](Self::release)
 /// gives them back at once, behind the event; [`settle`](Self::settle) keeps them, to be used by the host or published once
-/// it is passed. A loan that is dropped is given back by the next [`Timelines::poll`], so that it may be dropped anywhere; one
+/// it is passed. A loan that is dropped is given back by the next [`Timelines::poll`], so that it may be dropped inside the pool's lock; one
 /// that is forgotten keeps its bytes, and the whole memory, for ever.
 #[must_use = "the bytes are given back behind whatever was submitted until the loan is dropped"]
 pub struct Loan<T: Lendable> {
@@ -480,7 +484,7 @@ impl<T: Lendable> fmt::Debug for Loan<T> {
 
 /// Has the next poll give a token back.
 fn leave<T: Lendable>(timeline: &Timeline, token: T, fence: Fence) {
-    let give: GiveBack = Box::new(move |fence| token.give(fence));
+    let give = GiveBack::new(move |fence| token.give(fence));
     timeline.inner.core.keeper.leave(give, fence);
 }
 

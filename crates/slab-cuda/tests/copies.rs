@@ -321,3 +321,27 @@ fn registered_host_memory_is_copied_like_any_other() {
     copier.submit(batch).unwrap().wait(soon()).unwrap();
     assert!(fake.peek(slab.address(), 5000) == bytes);
 }
+
+#[test]
+fn copies_within_host_memory_are_refused_for_the_driver_would_wait_for_the_stream() {
+    let fake = Fake::manual();
+    let device = fake.device();
+    let slab = device_slab(&device);
+    let pinned: Arc<dyn CudaMemory> = Arc::new(PinnedSlab::new(&device, 4096).unwrap());
+    let copier = Copier::side(&device).unwrap();
+    let refused = copier
+        .submit(CopyBatch::one((&pinned, 0), (&pinned, 256), 100, ()))
+        .unwrap_err();
+    let address = pinned.address();
+    let cause = CudaError::BothOnHost {
+        from: address,
+        to: address + 256,
+    };
+    assert_eq!(refused.into_cause(), cause);
+    for (from, to) in [(&slab, &pinned), (&pinned, &slab)] {
+        let batch = CopyBatch::one((from, 0), (to, 0), 100, ());
+        drop(copier.submit(batch).unwrap());
+    }
+    fake.advance_all();
+    assert_eq!(copier.poll(), Ok(0));
+}

@@ -151,6 +151,50 @@ fn kernels_find_registered_memory_where_the_device_has_it() {
     assert_eq!(timelines.poll(), Ok(0));
 }
 
+/// Host memory that goes by another number on the wire.
+struct Renamed(HostSlab);
+
+// SAFETY: everything but the address is as the slab has it, and that does not change.
+unsafe impl Memory for Renamed {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn kind(&self) -> MemoryKind {
+        self.0.kind()
+    }
+
+    fn address(&self) -> u64 {
+        0x1000_0000
+    }
+
+    fn host_ptr(&self) -> Option<std::ptr::NonNull<u8>> {
+        self.0.host_ptr()
+    }
+
+    fn copy_in(&self, offset: u64, source: &[u8]) -> Result<(), CopyError> {
+        self.0.copy_in(offset, source)
+    }
+
+    fn copy_out(&self, offset: u64, target: &mut [u8]) -> Result<(), CopyError> {
+        self.0.copy_out(offset, target)
+    }
+}
+
+#[test]
+fn registered_memory_is_copied_from_where_its_bytes_are() {
+    let fake = Fake::immediate();
+    let slab: Arc<dyn CudaMemory> = device_slab(&fake, 4096);
+    let host = Arc::new(Renamed(HostSlab::new(4096).unwrap()));
+    host.copy_in(0, &[7; 4096]).unwrap();
+    let host: Arc<dyn CudaMemory> = Arc::new(RegisteredHost::new(&fake.device(), host).unwrap());
+    let copier = Copier::side(slab.device()).unwrap();
+    let batch = CopyBatch::one((&host, 0), (&slab, 0), 4096, ());
+    let mut copying = copier.submit(batch).unwrap();
+    assert_eq!(copying.poll(), Ok(true));
+    assert_eq!(fake.peek(slab.address(), 4096), [7; 4096]);
+}
+
 #[test]
 fn memory_that_the_device_does_not_map_is_not_registered() {
     let fake = Fake::manual();
@@ -310,6 +354,37 @@ fn a_copy_whose_end_nobody_will_know_keeps_buffer_and_slab_for_ever() {
     drop(slab);
     assert_eq!(fake.live(Live::DeviceBlocks), 1);
     assert_eq!(device.lost().bytes, MIB + 262_144);
+}
+
+#[test]
+fn a_blocking_copy_that_may_still_run_says_so() {
+    let mut fake = Fake::manual();
+    fake.expect_lost();
+    let slab = device_slab(&fake, 4096);
+    // Nobody will know how the copy ends.
+    fake.inject(c"cuEventQuery", 1, 719);
+    assert_eq!(
+        slab.copy_in(0, &[1; 100]),
+        Err(CopyError::Unsettled { code: 719 })
+    );
+    fake.inject_many(c"cuEventRecord", 1, 2, 2);
+    assert_eq!(
+        slab.copy_in(200, &[1; 100]),
+        Err(CopyError::Unsettled { code: 2 })
+    );
+    assert_eq!(fake.touching(slab.address(), 4096), 2);
+    // One that the driver refused is over once the event behind it is passed, and one that reads writes nothing.
+    fake.run_immediately();
+    fake.inject(c"cuMemcpyAsync", 1, 2);
+    assert_eq!(
+        slab.copy_in(0, &[1; 100]),
+        Err(CopyError::Driver { code: 2 })
+    );
+    fake.inject(c"cuEventQuery", 1, 719);
+    assert_eq!(
+        slab.copy_out(0, &mut [0; 100]),
+        Err(CopyError::Driver { code: 719 })
+    );
 }
 
 #[test]

@@ -76,6 +76,8 @@ pub struct BlockingBounce<M: Memory + ?Sized> {
     buffer: Box<[u8]>,
     /// `Out`: the part of `buffer` that is filled and not sent yet.
     filled: Range<usize>,
+    /// A copy has failed that may still run.
+    is_unsettled: bool,
 }
 
 impl<M: Memory + ?Sized> BlockingBounce<M> {
@@ -96,6 +98,7 @@ impl<M: Memory + ?Sized> BlockingBounce<M> {
             rest: range,
             buffer: vec![0; size].into_boxed_slice(),
             filled: 0..0,
+            is_unsettled: false,
         })
     }
 
@@ -131,8 +134,9 @@ impl<M: Memory + ?Sized> Bounce for BlockingBounce<M> {
                     count as u64 <= self.rest_len(),
                     "more bytes committed than were lent"
                 );
-                self.memory
-                    .copy_in(self.rest.start, &self.buffer[..count])?;
+                let copied = self.memory.copy_in(self.rest.start, &self.buffer[..count]);
+                self.is_unsettled |= matches!(copied, Err(CopyError::Unsettled { .. }));
+                copied?;
                 self.rest.start += count as u64;
             }
             BounceDirection::Out => {
@@ -148,6 +152,10 @@ impl<M: Memory + ?Sized> Bounce for BlockingBounce<M> {
 
     fn poll_finished(&mut self) -> Result<bool, CopyError> {
         Ok(self.rest.is_empty() && self.filled.is_empty())
+    }
+
+    fn quiesce(&mut self) -> bool {
+        !self.is_unsettled
     }
 }
 

@@ -40,6 +40,12 @@ pub enum CopyError {
         /// The driver's own code.
         code: i32,
     },
+    /// As [`Driver`](Self::Driver), and nobody knows whether the copy still runs: bytes of the range may be written at any
+    /// later time. Whatever reserves the range has to be kept for ever (`std::mem::forget`), so that nobody else gets it.
+    Unsettled {
+        /// The driver's own code.
+        code: i32,
+    },
 }
 
 impl fmt::Display for CopyError {
@@ -55,6 +61,10 @@ impl fmt::Display for CopyError {
             ),
             Self::Panicked => f.write_str("the code of the memory panicked"),
             Self::Driver { code } => write!(f, "the driver failed the copy with code {code}"),
+            Self::Unsettled { code } => write!(
+                f,
+                "the driver failed the copy with code {code}, and may still write: the range must not be used again"
+            ),
         }
     }
 }
@@ -95,7 +105,7 @@ pub unsafe trait Memory: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`CopyError::OutOfBounds`] before anything is written; [`CopyError::Driver`] with the range
-    /// partly written.
+    /// partly written; [`CopyError::Unsettled`] if it may still be written later.
     fn copy_in(&self, offset: u64, source: &[u8]) -> Result<(), CopyError>;
 
     /// Copies from the memory, starting `offset` bytes from its start, into `target`, and waits.
@@ -103,7 +113,7 @@ pub unsafe trait Memory: Send + Sync + 'static {
     /// What another thread or a peer writes meanwhile may appear in part.
     ///
     /// # Errors
-    /// As [`copy_in`](Memory::copy_in).
+    /// [`CopyError::OutOfBounds`] or [`CopyError::Driver`].
     fn copy_out(&self, offset: u64, target: &mut [u8]) -> Result<(), CopyError>;
 
     /// Starts one request's worth of bounced bytes over `range`.
@@ -167,5 +177,52 @@ mod tests {
         assert!(checked_len(&(9..9), 8).is_err());
         let reversed = Range { start: 5, end: 3 };
         assert!(checked_len(&reversed, 8).is_err());
+    }
+
+    /// Host memory whose copies fail with an error.
+    #[cfg(feature = "std")]
+    struct Failing(crate::HostSlab, CopyError);
+
+    #[cfg(feature = "std")]
+    // SAFETY: all but the copies is as the slab has it.
+    unsafe impl Memory for Failing {
+        fn len(&self) -> u64 {
+            self.0.len()
+        }
+
+        fn kind(&self) -> MemoryKind {
+            self.0.kind()
+        }
+
+        fn address(&self) -> u64 {
+            self.0.address()
+        }
+
+        fn host_ptr(&self) -> Option<NonNull<u8>> {
+            None
+        }
+
+        fn copy_in(&self, _offset: u64, _source: &[u8]) -> Result<(), CopyError> {
+            Err(self.1)
+        }
+
+        fn copy_out(&self, _offset: u64, _target: &mut [u8]) -> Result<(), CopyError> {
+            Err(self.1)
+        }
+    }
+
+    #[cfg(feature = "std")]
+    #[test]
+    fn a_copy_that_may_still_run_leaves_the_range_unquiet() {
+        for (error, is_quiet) in [
+            (CopyError::Driver { code: 719 }, true),
+            (CopyError::Unsettled { code: 719 }, false),
+        ] {
+            let memory = Arc::new(Failing(crate::HostSlab::new(4096).unwrap(), error));
+            let mut bounce = memory.bounce(BounceDirection::In, 0..10).unwrap();
+            bounce.buffer().unwrap()[0] = 1;
+            assert_eq!(bounce.commit(1), Err(error));
+            assert_eq!(bounce.quiesce(), is_quiet, "{error}");
+        }
     }
 }
