@@ -20,6 +20,12 @@ use crate::world::{
 
 type Handle = *mut c_void;
 
+// The flags that slab-cuda has reasons for; others are refused, so that nobody changes one unseen.
+const PORTABLE: c_uint = 1;
+const DEVICE_MAP: c_uint = 2;
+const STREAM_NON_BLOCKING: c_uint = 1;
+const EVENT_DISABLE_TIMING: c_uint = 2;
+
 thread_local! {
     /// Devices of the contexts that are current, the innermost last.
     static CURRENT: RefCell<Vec<i32>> = const { RefCell::new(Vec::new()) };
@@ -188,6 +194,9 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> c_uint {
         match count {
             Some(count) if *count > 0 => {
                 *count -= 1;
+                if *count == 0 {
+                    world.end_context(device);
+                }
                 SUCCESS
             }
             _ => {
@@ -264,9 +273,9 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> c_uint {
 
 /// CUDA's function of that name.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemHostAlloc(place: *mut Handle, len: usize, _flags: c_uint) -> c_uint {
+pub unsafe extern "C" fn cuMemHostAlloc(place: *mut Handle, len: usize, flags: c_uint) -> c_uint {
     code(enter_context("cuMemHostAlloc").map(|(mut world, _)| {
-        if len == 0 {
+        if len == 0 || flags != PORTABLE {
             return INVALID_VALUE;
         }
         match world.allocate(Kind::Pinned, len as u64) {
@@ -297,8 +306,7 @@ pub extern "C" fn cuMemHostRegister_v2(address: Handle, len: usize, flags: c_uin
             address: address.expose_provenance() as u64,
             len: len as u64,
         };
-        // Portable, and mapped for the device.
-        if len == 0 || address.is_null() || flags != 3 {
+        if len == 0 || address.is_null() || flags != PORTABLE | DEVICE_MAP {
             return INVALID_VALUE;
         }
         if world.is_partly_known(span) {
@@ -339,8 +347,11 @@ pub extern "C" fn cuMemHostUnregister(address: Handle) -> c_uint {
 
 /// CUDA's function of that name.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamCreate(stream: *mut Handle, _flags: c_uint) -> c_uint {
+pub unsafe extern "C" fn cuStreamCreate(stream: *mut Handle, flags: c_uint) -> c_uint {
     code(enter_context("cuStreamCreate").map(|(mut world, device)| {
+        if flags != STREAM_NON_BLOCKING {
+            return INVALID_VALUE;
+        }
         let handle = world.handle();
         let line = Stream {
             device,
@@ -391,8 +402,11 @@ pub extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uin
 
 /// CUDA's function of that name.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventCreate(event: *mut Handle, _flags: c_uint) -> c_uint {
+pub unsafe extern "C" fn cuEventCreate(event: *mut Handle, flags: c_uint) -> c_uint {
     code(enter_context("cuEventCreate").map(|(mut world, device)| {
+        if flags != EVENT_DISABLE_TIMING {
+            return INVALID_VALUE;
+        }
         let handle = world.handle();
         let made = Event {
             device,
@@ -503,7 +517,7 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) ->
     }))
 }
 
-/// Queues one copy, if the driver knows all its bytes.
+/// Queues one copy, if the driver knows all its bytes and need not wait for it.
 fn copy(world: &mut World, call: &str, target: u64, source: u64, len: u64, stream: u64) -> u32 {
     let target = Span {
         address: target,
@@ -518,6 +532,11 @@ fn copy(world: &mut World, call: &str, target: u64, source: u64, len: u64, strea
             world.note(format!("{call}: {span:x?} is not inside of an allocation"));
             return INVALID_VALUE;
         }
+    }
+    if world.is_host(target) && world.is_host(source) {
+        world.note(format!(
+            "{call}: from host memory to host memory, which the caller waits for"
+        ));
     }
     world.submit(stream, Work::Copy { target, source })
 }

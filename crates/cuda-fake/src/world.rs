@@ -352,12 +352,30 @@ impl World {
         below.is_some_and(|(address, block)| span.end() <= address + block.len)
     }
 
-    /// Whether a range begins in registered memory.
+    /// Of which kind the memory is in which a range begins.
+    fn kind_at(&self, span: Span) -> Option<Kind> {
+        let (address, block) = self.blocks.range(..=span.address).next_back()?;
+        (span.address < address + block.len).then_some(block.kind)
+    }
+
     pub(crate) fn is_registered(&self, span: Span) -> bool {
-        let below = self.blocks.range(..=span.address).next_back();
-        below.is_some_and(|(address, block)| {
-            block.kind == Kind::Registered && span.address < address + block.len
-        })
+        self.kind_at(span) == Some(Kind::Registered)
+    }
+
+    pub(crate) fn is_host(&self, span: Span) -> bool {
+        matches!(self.kind_at(span), Some(Kind::Pinned | Kind::Registered))
+    }
+
+    /// Nobody retains a device's context any more: a driver would end what runs in it, half done.
+    pub(crate) fn end_context(&mut self, device: i32) {
+        let streams = self.lines.streams.values();
+        let running = streams.filter(|line| line.device == device && line.failed.is_none());
+        let queued: usize = running.map(|line| line.queue.len()).sum();
+        if queued > 0 {
+            self.note(format!(
+                "the context of device {device} ends with {queued} pieces of work in it"
+            ));
+        }
     }
 
     /// Whether the driver knows some of a range.

@@ -44,7 +44,7 @@ fn check(note: Option<&str>, misuse: impl FnOnce(&Setup)) {
     let setup = Setup {
         device,
         // SAFETY: as above.
-        pinned: handle(|place| unsafe { cuMemHostAlloc(place, LEN as usize, 0) }),
+        pinned: handle(|place| unsafe { cuMemHostAlloc(place, LEN as usize, 1) }),
         // SAFETY: as above.
         streams: [0, 1].map(|_| handle(|place| unsafe { cuStreamCreate(place, 1) })),
         // SAFETY: as above.
@@ -195,5 +195,121 @@ fn calls_fail_when_they_are_told_to_and_as_often() {
         let codes = [0; 4].map(|_| cuEventQuery(s.events[1]));
         assert_eq!(codes, [0, 700, 700, 0]);
         assert_eq!(fake_injected(), 2);
+    });
+}
+
+#[test]
+fn flags_that_nobody_has_a_reason_for_are_refused() {
+    check(None, |s| {
+        let mut place = null_mut();
+        // SAFETY: the place takes the answers.
+        unsafe {
+            assert_eq!(cuStreamCreate(&mut place, 0), 1);
+            assert_eq!(cuEventCreate(&mut place, 0), 1);
+            assert_eq!(cuMemHostAlloc(&mut place, 16, 0), 1);
+        }
+        assert_eq!(cuMemHostRegister_v2(s.device as usize as Handle, 16, 1), 1);
+    });
+}
+
+#[test]
+fn a_copy_within_host_memory_is_one_that_the_caller_waits_for() {
+    check(Some("from host memory to host memory"), |s| {
+        let pinned = number(s.pinned);
+        cuMemcpyAsync(pinned, pinned + 100, 10, s.streams[0]);
+    });
+}
+
+#[test]
+fn a_context_does_not_end_while_work_is_under_way_in_it() {
+    check(Some("ends with 1 pieces of work in it"), |s| {
+        fake_launch(number(s.streams[0]), s.device, 1, 7);
+        assert_eq!(cuDevicePrimaryCtxRelease_v2(0), 0);
+    });
+}
+
+#[test]
+fn kernels_find_registered_memory_at_an_address_of_its_own() {
+    let mut bytes = [0u8; 64];
+    let host: Handle = bytes.as_mut_ptr().cast();
+    check(Some("a kernel was launched over"), |s| {
+        assert_eq!(cuMemHostRegister_v2(host, 64, 3), 0);
+        let mut address = 0;
+        // SAFETY: the place takes the answer.
+        let code = unsafe { cuMemHostGetDevicePointer_v2(&mut address, host, 0) };
+        assert_eq!(code, 0);
+        assert_eq!(fake_launch(number(s.streams[0]), address + 10, 2, 9), 0);
+        assert_eq!(fake_touching(number(host) + 10, 1), 1);
+        fake_advance(0, 1);
+        // The host's own address is no kernel's.
+        assert_eq!(fake_launch(number(s.streams[0]), number(host), 1, 9), 1);
+        assert_eq!(cuMemHostUnregister(host), 0);
+    });
+    assert_eq!(&bytes[9..13], [0, 9, 9, 0]);
+}
+
+#[test]
+fn calls_that_a_capture_is_in_the_way_of_are_refused_and_spoil_it() {
+    const RELAXED: u32 = 2;
+    // Mode of the capture, whether it is this thread's, mode of this thread, and whether the call is refused.
+    let cases = [
+        (0, true, 0, true),
+        (0, true, RELAXED, false),
+        (1, true, 1, true),
+        (RELAXED, true, 0, false),
+        (0, false, 0, true),
+        (0, false, 1, false),
+        (1, false, 0, false),
+    ];
+    for (mode, is_own, own_mode, is_refused) in cases {
+        check(None, |s| {
+            let stream = number(s.streams[0]);
+            if is_own {
+                fake_begin_capture(stream, mode);
+            } else {
+                let begin = std::thread::spawn(move || fake_begin_capture(stream, mode));
+                begin.join().unwrap();
+            }
+            let mut exchanged = own_mode;
+            // SAFETY: the place has the mode, and takes the answer.
+            unsafe { cuThreadExchangeStreamCaptureMode(&mut exchanged) };
+            let expected = if is_refused { 900 } else { 0 };
+            let case = (mode, is_own, own_mode);
+            assert_eq!(cuEventQuery(s.events[0]), expected, "{case:?}");
+            let spoiled = if is_refused { 901 } else { 0 };
+            assert_eq!(fake_end_capture(stream), spoiled, "{case:?}");
+            // SAFETY: as above.
+            unsafe { cuThreadExchangeStreamCaptureMode(&mut exchanged) };
+            assert_eq!(exchanged, own_mode);
+        });
+    }
+}
+
+#[test]
+fn work_on_a_stream_that_is_captured_does_not_run() {
+    check(None, |s| {
+        let stream = number(s.streams[0]);
+        fake_begin_capture(stream, 2);
+        let mut status = 0;
+        // SAFETY: the place takes the answer.
+        let code = unsafe { cuStreamIsCapturing(s.streams[0], &mut status) };
+        assert_eq!((code, status), (0, 1));
+        assert_eq!(fake_launch(stream, s.device, 1, 7), 0);
+        assert_eq!(cuEventRecord(s.events[0], s.streams[0]), 0);
+        assert_eq!((fake_queued(), cuEventQuery(s.events[0])), (0, 907));
+        assert_eq!(fake_end_capture(stream), 0);
+        cuEventRecord(s.events[0], s.streams[0]);
+        assert_eq!(cuEventQuery(s.events[0]), 600);
+    });
+}
+
+#[test]
+fn every_call_fails_on_a_device_that_has_failed_for_good() {
+    check(None, |s| {
+        fake_launch(number(s.streams[0]), s.device, 1, 7);
+        fake_break_device(0, 700);
+        assert_eq!(cuEventQuery(s.events[0]), 700);
+        assert_eq!(cuMemFree_v2(s.device), 700);
+        assert_eq!((fake_advance(0, 9), fake_queued()), (0, 1));
     });
 }

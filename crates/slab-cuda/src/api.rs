@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream};
 
@@ -267,12 +268,20 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// Has cudarc open the library, once it is sure that it can: it panics otherwise. Returns the name under which it
-/// finds it.
+/// Has cudarc open the library, once it is sure that it can: it panics otherwise. Returns the name under which it was
+/// found.
 ///
-/// cudarc takes the first of its names that the system's loader can open, and keeps it open. The loader answers the
-/// same name with the same library as long as that is open, so what is found here is what cudarc then finds.
+/// cudarc takes the first of its names that the system's loader can open, and keeps it open for the life of the process.
+/// The loader answers the same name with the same library as long as that is open, so what is found here first is what
+/// cudarc then finds; later calls get that one, too, whatever has become of the files.
 fn open() -> Result<(String, &'static libloading::Library), Unavailable> {
+    static NAME: Mutex<Option<String>> = Mutex::new(None);
+    // Held over all, so that two threads do not find two.
+    let mut found = NAME.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(name) = &*found {
+        // SAFETY: cudarc has opened it before, so that this does not panic.
+        return Ok((name.clone(), unsafe { sys::culib() }));
+    }
     let names: Vec<String> = ["cuda", "nvcuda"]
         .into_iter()
         .flat_map(cudarc::get_lib_name_candidates)
@@ -287,6 +296,7 @@ fn open() -> Result<(String, &'static libloading::Library), Unavailable> {
                 let library = unsafe { sys::culib() };
                 // cudarc's stays open, so that this closes nothing.
                 drop(own);
+                *found = Some(name.clone());
                 return Ok((name.clone(), library));
             }
             Err(error) if name == "libcuda.so.1" => reason = Some(text_of(&error)),

@@ -51,8 +51,8 @@ impl Driver {
     /// Loads the driver's library, looks up every function that is used, and initialises the driver.
     ///
     /// The library is the first that the system's loader finds of the names that cudarc tries, `libcuda.so` before
-    /// `libcuda.so.1`. It stays loaded until the process ends. Nothing is remembered of a failure, so that a later call
-    /// may succeed.
+    /// `libcuda.so.1`. It stays loaded until the process ends, and later calls get the same one: where it does not start, or
+    /// is a stub, that is for good. Where none is found, a later call may find one.
     ///
     /// # Errors
     /// [`CudaError::Unavailable`] says which of the three is missing: the library, a function in it, a driver that
@@ -93,7 +93,9 @@ impl Driver {
             .collect()
     }
 
-    /// Opens a device, in its primary context, which is the one that CUDA's runtime uses.
+    /// Opens a device, in its primary context, which is the one that CUDA's runtime uses. Clone the answer rather than
+    /// open a device twice: each time it gets side streams, staging buffers and events of its own, and counts for itself
+    /// what is lost.
     ///
     /// # Errors
     /// [`CudaError::NoSuchDevice`], or [`CudaError::Driver`].

@@ -410,3 +410,69 @@ impl<E: Mark> Keeper<E> {
         self.ledger.feed(&news);
     }
 }
+
+#[cfg(all(test, not(slab_loom)))]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use slab_core::{Pool, PoolConfig, PoolId, SharedPool};
+
+    use super::*;
+
+    struct Passed;
+
+    impl Mark for Passed {
+        fn poll(&mut self) -> Result<bool, CudaError> {
+            Ok(true)
+        }
+    }
+
+    #[test]
+    fn a_stream_whose_queue_is_full_stops_nobody_else() {
+        let pool = Pool::<u32, ()>::new(PoolConfig::new(PoolId::new(), 4096)).unwrap();
+        let pool = SharedPool::new(pool, ());
+        let bounds = Bounds {
+            streams_max: 3,
+            pending_max: 10,
+        };
+        let keeper = Arc::new(Keeper::new(Box::new(pool), bounds));
+        let (full, other) = (keeper.attach().unwrap(), keeper.attach().unwrap());
+        let (entered, wait_entered) = channel();
+        let (let_on, wait_let_on) = channel::<()>();
+        keeper.begin(full).unwrap();
+        let submitting = {
+            let keeper = Arc::clone(&keeper);
+            std::thread::spawn(move || {
+                keeper.record(full, || {
+                    entered.send(()).unwrap();
+                    wait_let_on.recv().unwrap();
+                    Ok(Passed)
+                })
+            })
+        };
+        wait_entered.recv().unwrap();
+        let (done, wait_done) = channel();
+        {
+            let keeper = Arc::clone(&keeper);
+            std::thread::spawn(move || {
+                keeper.begin(other).unwrap();
+                let (fence, recorded) = keeper.record(other, || Ok(Passed));
+                recorded.unwrap();
+                // The loan of the full one is still out.
+                assert_eq!(keeper.poll(), Ok(1));
+                assert_eq!(keeper.standing(other, fence), Standing::Reached);
+                let third = keeper.attach().unwrap();
+                keeper.detach(third);
+                done.send(()).unwrap();
+            });
+        }
+        let others = wait_done.recv_timeout(Duration::from_secs(20));
+        let_on.send(()).unwrap();
+        let (fence, recorded) = submitting.join().unwrap();
+        others.expect("the others go on meanwhile");
+        recorded.unwrap();
+        assert_eq!(keeper.poll(), Ok(0));
+        assert_eq!(keeper.standing(full, fence), Standing::Reached);
+    }
+}

@@ -65,7 +65,8 @@ impl Stream {
     /// [`CudaError::DefaultStream`] for a default stream, which is another one in each context or thread.
     ///
     /// # Safety
-    /// `raw` is a `CUstream` of the primary context of `device`, and is not destroyed while `keep` is held.
+    /// `raw` is a `CUstream` of the primary context of `device` (not one of a green context), and is not destroyed while
+    /// `keep` is held.
     pub unsafe fn from_raw(
         device: &Device,
         raw: *mut c_void,

@@ -357,7 +357,10 @@ impl Harness {
                 self.failed = true;
             }
             Step::Fail(at) => {
-                let stream = self.lanes[usize::from(at) % STREAMS].stream();
+                let stream = match usize::from(at) % (STREAMS + 1) {
+                    STREAMS => self.copier.stream(),
+                    lane => self.lanes[lane].stream(),
+                };
                 self.fake.fail_stream(stream, 700);
                 self.failed = true;
             }
