@@ -152,7 +152,7 @@ impl<E: Mark> Keeper<E> {
     /// [`CudaError::TooManyStreams`] at the bound, or the pool's error.
     pub fn attach(&self) -> Result<usize, CudaError> {
         let mut ended = Vec::new();
-        let polling = self.lock_polling();
+        let polling = self.begin_look();
         // What fails here is told to the next caller of `poll`.
         self.look(&mut ended);
         let attached = self.attach_to_any();
@@ -294,7 +294,7 @@ impl<E: Mark> Keeper<E> {
     /// If the calling thread is inside the pool's lock.
     pub fn poll(&self) -> Result<usize, CudaError> {
         let mut ended = Vec::new();
-        let polling = self.lock_polling();
+        let polling = self.begin_look();
         self.look(&mut ended);
         let failed = self.slots().iter().find_map(|slot| {
             let mut line = try_lock(&slot.line).filter(|line| !line.told)?;
@@ -311,7 +311,7 @@ impl<E: Mark> Keeper<E> {
     /// As [`poll`](Self::poll), and leaves what has failed for a caller of that to be told.
     pub(crate) fn poll_quietly(&self) {
         let mut ended = Vec::new();
-        let polling = self.lock_polling();
+        let polling = self.begin_look();
         self.look(&mut ended);
         drop(polling);
         let_go(ended);
@@ -322,20 +322,25 @@ impl<E: Mark> Keeper<E> {
         self.ledger.is_inside()
     }
 
+    /// Gives back what was left, and has the calling thread be the one that looks.
+    ///
     /// Whoever polls takes the pool's lock: a thread that has it would wait for itself, or for another that polls.
-    fn lock_polling(&self) -> MutexGuard<'_, ()> {
+    fn begin_look(&self) -> MutexGuard<'_, ()> {
         assert!(
             !self.ledger.is_inside(),
             "the timelines of a pool were polled by the thread that is inside its lock"
         );
+        // With no lock held: what the pool drops then, such as the metadata of a resident, may be anything.
+        let returned = std::mem::take(&mut lock(&self.book).returned);
+        for (give, fence) in returned {
+            give.give(fence);
+        }
         lock(&self.polling)
     }
 
     /// One look. `polling` is held. What was passed goes to `ended`, to be dropped where no lock is held: a mark keeps a
     /// stream, whose owner's destructor may drop what comes back here.
     fn look(&self, ended: &mut Vec<Point<E, ()>>) {
-        // Before the lines: what is given back waits for a point that was recorded before.
-        let returned = std::mem::take(&mut lock(&self.book).returned);
         let mut news = Vec::new();
         for slot in self.slots() {
             let Some(mut line) = try_lock(&slot.line) else {
@@ -351,9 +356,6 @@ impl<E: Mark> Keeper<E> {
             if line.track.failed().is_some() && !failed {
                 news.push(News::Failed(slot.id));
             }
-        }
-        for (give, fence) in returned {
-            give.give(fence);
         }
         if !news.is_empty() {
             self.ledger.feed(&news);
