@@ -14,6 +14,7 @@ use crate::caught::{caught, let_go};
 use crate::error::CudaError;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::track::{Mark, Point, Track, failed_before};
+use crate::twin::{Twin, is_left_out};
 
 /// What a pool is told of a timeline.
 #[derive(Clone, Copy, Debug)]
@@ -168,7 +169,7 @@ impl<E: Mark> Keeper<E> {
             // One that is in use is attached.
             if let Some(mut line) = try_lock(&slot.line)
                 && !line.attached
-                && line.track.is_drained()
+                && (line.track.is_drained() || is_left_out(Twin::AwaitDrain))
             {
                 line.attached = true;
                 return Ok(at);
@@ -299,7 +300,7 @@ impl<E: Mark> Keeper<E> {
         let failed = self.slots().iter().find_map(|slot| {
             let mut line = try_lock(&slot.line).filter(|line| !line.told)?;
             let error = line.track.failed()?.clone();
-            line.told = true;
+            line.told = !is_left_out(Twin::TellOnce);
             Some(error)
         });
         let pending = lock(&self.book).pending();

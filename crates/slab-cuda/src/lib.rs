@@ -43,9 +43,9 @@ mod timeline;
     allow(unreachable_pub, reason = "public only to the models")
 )]
 mod track;
-#[cfg(not(slab_twin))]
+#[cfg(not(any(slab_loom, slab_twin)))]
 mod twin;
-#[cfg(slab_twin)]
+#[cfg(any(slab_loom, slab_twin))]
 #[doc(hidden)]
 pub mod twin;
 

@@ -7,14 +7,31 @@
 #![cfg(slab_loom)]
 #![forbid(unsafe_code)]
 
+use std::fmt::Debug;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use slab_core::twin::{Twin, leave_out};
-
 /// Names the twin that a process is to explore.
 const TWIN: &str = "SLAB_LOOM_TWIN";
+
+/// A line of the product's that can be left out.
+pub trait Twin: Copy + Debug {
+    /// Leaves it out from now on.
+    fn leave_out(self);
+}
+
+impl Twin for slab_core::twin::Twin {
+    fn leave_out(self) {
+        slab_core::twin::leave_out(Some(self));
+    }
+}
+
+impl Twin for slab_cuda::twin::Twin {
+    fn leave_out(self) {
+        slab_cuda::twin::leave_out(Some(self));
+    }
+}
 
 /// Explores `model`, which is about `what`; then has each of `twins` explored, and checks that none goes unnoticed.
 ///
@@ -22,20 +39,20 @@ const TWIN: &str = "SLAB_LOOM_TWIN";
 ///
 /// # Panics
 /// If the model fails, or a twin does not.
-pub fn explore<M>(what: &str, model: M, twins: &[Twin])
+pub fn explore<M>(what: &str, model: M, twins: &[impl Twin])
 where
     M: Fn() + Copy + Send + Sync + 'static,
 {
     if let Ok(name) = std::env::var(TWIN) {
         let twin = twins.iter().find(|twin| format!("{twin:?}") == name);
-        leave_out(Some(*twin.expect("a twin of this model")));
+        twin.expect("a twin of this model").leave_out();
         run(model);
         return;
     }
     println!("\nexplores: {what}");
     println!("interleavings: {}", run(model));
     for twin in twins {
-        println!("without {twin:?}: {}", noticed(test_of::<M>(), *twin));
+        println!("without {twin:?}: {}", noticed(test_of::<M>(), twin));
     }
 }
 
@@ -58,7 +75,7 @@ fn test_of<M>() -> &'static str {
 }
 
 /// How the twin failed.
-fn noticed(test: &str, twin: Twin) -> String {
+fn noticed(test: &str, twin: &dyn Debug) -> String {
     let program = std::env::current_exe().expect("the path of this program");
     let output = Command::new(program)
         .args(["--exact", test, "--nocapture"])

@@ -326,18 +326,12 @@ fn a_reserve_beside_a_poll_gets_bytes_only_once_the_device_is_done() {
         "A device passes an event, one thread polls, another gives bytes back behind that event and reserves",
         || {
             let pool = shared(());
-            let bounds = Bounds {
-                streams_max: 1,
-                pending_max: 2,
-            };
-            let keeper = Arc::new(Keeper::new(Box::new(pool.clone()), bounds));
-            let slot = keeper.attach().expect("room for a stream");
+            let (keeper, slot) = keeper_of_one(&pool);
             let Reserve::Ready(bytes) = pool.with(|pool, ()| pool.reserve(2 * G)) else {
                 panic!("the pool is empty");
             };
             let bytes = pool.allocation_guard(bytes).expect("own token");
             let passed = Arc::new(AtomicBool::new(false));
-            keeper.begin(slot).expect("room for a loan");
             let poller = {
                 let keeper = Arc::clone(&keeper);
                 thread::spawn(move || keeper.poll().expect("nothing fails"))
@@ -367,5 +361,90 @@ fn a_reserve_beside_a_poll_gets_bytes_only_once_the_device_is_done() {
             check_at_rest(&pool);
         },
         &[Twin::RecordMark],
+    );
+}
+
+/// A keeper of one stream, which is attached and has one loan.
+fn keeper_of_one<M: Mark>(pool: &Shared) -> (Arc<Keeper<M>>, usize) {
+    let bounds = Bounds {
+        streams_max: 1,
+        pending_max: 2,
+    };
+    let keeper = Arc::new(Keeper::new(Box::new(pool.clone()), bounds));
+    let slot = keeper.attach().expect("room for a stream");
+    keeper.begin(slot).expect("room for a loan");
+    (keeper, slot)
+}
+
+#[test]
+fn a_timeline_is_given_to_another_stream_only_once_it_is_drained() {
+    explore(
+        "A device passes an event, a stream goes behind it, and another comes for its timeline",
+        || {
+            let pool = shared(());
+            let (keeper, slot) = keeper_of_one(&pool);
+            let passed = Arc::new(AtomicBool::new(false));
+            let device = {
+                let passed = Arc::clone(&passed);
+                thread::spawn(move || passed.store(true, Ordering::Release))
+            };
+            let comes = {
+                let (keeper, passed) = (Arc::clone(&keeper), Arc::clone(&passed));
+                thread::spawn(move || {
+                    if keeper.attach().is_ok() {
+                        let is_passed = passed.load(Ordering::Acquire);
+                        assert!(is_passed, "attached before the event was passed");
+                    }
+                })
+            };
+            let (_, recorded) = keeper.record(slot, || Ok(Passed(Arc::clone(&passed))));
+            recorded.expect("nothing fails");
+            keeper.detach(slot);
+            device.join().expect("no panic");
+            comes.join().expect("no panic");
+        },
+        &[slab_cuda::twin::Twin::AwaitDrain],
+    );
+}
+
+/// An event that nobody will hear of.
+struct Lost;
+
+impl Mark for Lost {
+    fn poll(&mut self) -> Result<bool, CudaError> {
+        Err(CudaError::TimedOut)
+    }
+}
+
+#[test]
+fn a_stream_that_has_failed_is_told_of_once_and_its_bytes_stay() {
+    explore(
+        "Two threads poll a stream that has failed, one of them beside a reserve",
+        || {
+            let pool = shared(());
+            let (keeper, slot) = keeper_of_one(&pool);
+            let Reserve::Ready(bytes) = pool.with(|pool, ()| pool.reserve(2 * G)) else {
+                panic!("the pool is empty");
+            };
+            let bytes = pool.allocation_guard(bytes).expect("own token");
+            let (fence, recorded) = keeper.record(slot, || Ok(Lost));
+            recorded.expect("the record itself works");
+            let poller = {
+                let keeper = Arc::clone(&keeper);
+                thread::spawn(move || usize::from(keeper.poll().is_err()))
+            };
+            let told = usize::from(keeper.poll().is_err());
+            bytes.free_after(&[fence]).expect("own fence");
+            let reserved = pool.with(|pool, ()| pool.reserve(G));
+            assert!(!matches!(reserved, Reserve::Ready(_)), "{reserved:?}");
+            if let Reserve::Later(claim) = reserved {
+                pool.with(|pool, ()| pool.drop_claim(claim))
+                    .expect("own token");
+            }
+            let told = told + poller.join().expect("no panic");
+            let told = told + usize::from(keeper.poll().is_err());
+            assert_eq!(told, 1, "how often the failure was told");
+        },
+        &[slab_cuda::twin::Twin::TellOnce],
     );
 }
