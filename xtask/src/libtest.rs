@@ -21,8 +21,10 @@ pub(crate) enum Outcome {
     Ignored(String),
 }
 
-/// All tests of one or more consecutive runs in `output`.
+/// All tests of one or more consecutive runs in `output`. What passing tests have printed is not looked at, if there is
+/// only one run with `--show-output`.
 pub(crate) fn parse(output: &str) -> Result<Vec<Test>> {
+    let output = without_successes(output);
     let mut tests = Vec::new();
     let mut block_start = 0;
     let mut results = 0;
@@ -181,6 +183,16 @@ mod tests {
         let output = "test a ... ok\ncounted: by nobody\n\nsuccesses:\n\n---- m::a stdout ----\n\
                       noise\ncounted: 3 lists\ncounted: 4 errors\n\n---- b stdout ----\n counted: no\n";
         assert_eq!(counts(output), [("m::a", "3 lists"), ("m::a", "4 errors")]);
+    }
+
+    #[test]
+    fn what_a_passing_test_has_printed_is_not_taken_for_results() {
+        check(
+            "test a ... ok\n\nsuccesses:\n\n---- a stdout ----\ntest x ... FAILED\n\
+             test result: FAILED. 0 passed; 1 failed; 0 ignored\n\n\nsuccesses:\n    a\n\n\
+             test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n",
+            &[("a", Outcome::Passed)],
+        );
     }
 
     #[test]
