@@ -134,8 +134,11 @@ impl<M: Memory + ?Sized> Bounce for BlockingBounce<M> {
                     count as u64 <= self.rest_len(),
                     "more bytes committed than were lent"
                 );
+                // Also if the call panics, which leaves open what it has begun.
+                let was_unsettled = core::mem::replace(&mut self.is_unsettled, true);
                 let copied = self.memory.copy_in(self.rest.start, &self.buffer[..count]);
-                self.is_unsettled |= matches!(copied, Err(CopyError::Unsettled { .. }));
+                self.is_unsettled =
+                    was_unsettled || matches!(copied, Err(CopyError::Unsettled { .. }));
                 copied?;
                 self.rest.start += count as u64;
             }

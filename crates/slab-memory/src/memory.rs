@@ -40,8 +40,9 @@ pub enum CopyError {
         /// The driver's own code.
         code: i32,
     },
-    /// As [`Driver`](Self::Driver), and nobody knows whether the copy still runs: bytes of the range may be written at any
-    /// later time. Whatever reserves the range has to be kept for ever (`std::mem::forget`), so that nobody else gets it.
+    /// As [`Driver`](Self::Driver), and nobody knows whether the copy still runs: bytes of the range
+    /// may be written at any later time. Whatever reserves the range has to be kept for ever
+    /// (`std::mem::forget`), so that nobody else gets it.
     Unsettled {
         /// The driver's own code.
         code: i32,
@@ -179,9 +180,9 @@ mod tests {
         assert!(checked_len(&reversed, 8).is_err());
     }
 
-    /// Host memory whose copies fail with an error.
+    /// Host memory whose copies fail, or panic.
     #[cfg(feature = "std")]
-    struct Failing(crate::HostSlab, CopyError);
+    struct Failing(crate::HostSlab, Option<CopyError>);
 
     #[cfg(feature = "std")]
     // SAFETY: all but the copies is as the slab has it.
@@ -203,12 +204,18 @@ mod tests {
         }
 
         fn copy_in(&self, _offset: u64, _source: &[u8]) -> Result<(), CopyError> {
-            Err(self.1)
+            Err(self.1.expect("on purpose"))
         }
 
         fn copy_out(&self, _offset: u64, _target: &mut [u8]) -> Result<(), CopyError> {
-            Err(self.1)
+            Err(self.1.expect("on purpose"))
         }
+    }
+
+    #[cfg(feature = "std")]
+    fn bounce_over(error: Option<CopyError>) -> Box<dyn Bounce> {
+        let memory = Arc::new(Failing(crate::HostSlab::new(4096).unwrap(), error));
+        memory.bounce(BounceDirection::In, 0..10).unwrap()
     }
 
     #[cfg(feature = "std")]
@@ -218,11 +225,13 @@ mod tests {
             (CopyError::Driver { code: 719 }, true),
             (CopyError::Unsettled { code: 719 }, false),
         ] {
-            let memory = Arc::new(Failing(crate::HostSlab::new(4096).unwrap(), error));
-            let mut bounce = memory.bounce(BounceDirection::In, 0..10).unwrap();
-            bounce.buffer().unwrap()[0] = 1;
+            let mut bounce = bounce_over(Some(error));
             assert_eq!(bounce.commit(1), Err(error));
             assert_eq!(bounce.quiesce(), is_quiet, "{error}");
         }
+        let mut bounce = bounce_over(None);
+        let commit = std::panic::AssertUnwindSafe(|| bounce.commit(1));
+        assert!(std::panic::catch_unwind(commit).is_err());
+        assert!(!bounce.quiesce(), "a panic leaves open what was begun");
     }
 }
