@@ -20,7 +20,7 @@ use crate::world::{
 
 type Handle = *mut c_void;
 
-// The flags that slab-cuda has reasons for; others are refused, so that nobody changes one unseen.
+// The flags that slab-cuda has reasons for.
 const PORTABLE: c_uint = 1;
 const DEVICE_MAP: c_uint = 2;
 const STREAM_NON_BLOCKING: c_uint = 1;
@@ -73,6 +73,13 @@ fn enter_context(symbol: &str) -> Result<(Held, i32), u32> {
             world.note(format!("{symbol}: no current context"));
             Err(INVALID_CONTEXT)
         }
+    }
+}
+
+/// Notes flags that nobody has a reason for, so that none is changed unseen.
+fn check_flags(world: &mut World, call: &str, flags: c_uint, expected: c_uint) {
+    if flags != expected {
+        world.note(format!("{call}: flags {flags}, not {expected}"));
     }
 }
 
@@ -275,7 +282,8 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> c_uint {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostAlloc(place: *mut Handle, len: usize, flags: c_uint) -> c_uint {
     code(enter_context("cuMemHostAlloc").map(|(mut world, _)| {
-        if len == 0 || flags != PORTABLE {
+        check_flags(&mut world, "cuMemHostAlloc", flags, PORTABLE);
+        if len == 0 {
             return INVALID_VALUE;
         }
         match world.allocate(Kind::Pinned, len as u64) {
@@ -306,7 +314,9 @@ pub extern "C" fn cuMemHostRegister_v2(address: Handle, len: usize, flags: c_uin
             address: address.expose_provenance() as u64,
             len: len as u64,
         };
-        if len == 0 || address.is_null() || flags != PORTABLE | DEVICE_MAP {
+        let expected = PORTABLE | DEVICE_MAP;
+        check_flags(&mut world, "cuMemHostRegister_v2", flags, expected);
+        if len == 0 || address.is_null() {
             return INVALID_VALUE;
         }
         if world.is_partly_known(span) {
@@ -349,9 +359,7 @@ pub extern "C" fn cuMemHostUnregister(address: Handle) -> c_uint {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut Handle, flags: c_uint) -> c_uint {
     code(enter_context("cuStreamCreate").map(|(mut world, device)| {
-        if flags != STREAM_NON_BLOCKING {
-            return INVALID_VALUE;
-        }
+        check_flags(&mut world, "cuStreamCreate", flags, STREAM_NON_BLOCKING);
         let handle = world.handle();
         let line = Stream {
             device,
@@ -404,9 +412,7 @@ pub extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uin
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut Handle, flags: c_uint) -> c_uint {
     code(enter_context("cuEventCreate").map(|(mut world, device)| {
-        if flags != EVENT_DISABLE_TIMING {
-            return INVALID_VALUE;
-        }
+        check_flags(&mut world, "cuEventCreate", flags, EVENT_DISABLE_TIMING);
         let handle = world.handle();
         let made = Event {
             device,

@@ -30,8 +30,6 @@ fn is_harmless(symbol: &str) -> bool {
             | "cuDeviceGetCount"
             | "cuDeviceGetName"
             | "cuDeviceTotalMem_v2"
-            | "cuDevicePrimaryCtxRetain"
-            | "cuDevicePrimaryCtxRelease_v2"
             | "cuCtxPushCurrent_v2"
             | "cuCtxPopCurrent_v2"
             | "cuStreamIsCapturing"

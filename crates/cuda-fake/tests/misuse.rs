@@ -199,16 +199,24 @@ fn calls_fail_when_they_are_told_to_and_as_often() {
 }
 
 #[test]
-fn flags_that_nobody_has_a_reason_for_are_refused() {
-    check(None, |s| {
-        let mut place = null_mut();
-        // SAFETY: the place takes the answers.
-        unsafe {
-            assert_eq!(cuStreamCreate(&mut place, 0), 1);
-            assert_eq!(cuEventCreate(&mut place, 0), 1);
-            assert_eq!(cuMemHostAlloc(&mut place, 16, 0), 1);
-        }
-        assert_eq!(cuMemHostRegister_v2(s.device as usize as Handle, 16, 1), 1);
+fn flags_that_nobody_has_a_reason_for_are_noted() {
+    let mut place = null_mut();
+    // SAFETY: the place takes the answers, here and below.
+    check(Some("cuStreamCreate: flags 0, not 1"), |_| unsafe {
+        cuStreamCreate(&mut place, 0);
+    });
+    // SAFETY: as above.
+    check(Some("cuEventCreate: flags 0, not 2"), |_| unsafe {
+        cuEventCreate(&mut place, 0);
+    });
+    // SAFETY: as above.
+    check(Some("cuMemHostAlloc: flags 0, not 1"), |_| unsafe {
+        cuMemHostAlloc(&mut place, 16, 0);
+    });
+    let mut bytes = [0u8; 16];
+    let host: Handle = bytes.as_mut_ptr().cast();
+    check(Some("cuMemHostRegister_v2: flags 1, not 3"), |_| {
+        cuMemHostRegister_v2(host, 16, 1);
     });
 }
 

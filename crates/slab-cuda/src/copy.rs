@@ -247,8 +247,11 @@ impl Copier {
                 cause,
             });
         }
-        let ready = self.stream().check_runs();
-        let current = match ready.and_then(|()| self.stream().device().enter()) {
+        let entered = self.stream().device().enter().and_then(|current| {
+            self.stream().check_runs(&current)?;
+            Ok(current)
+        });
+        let current = match entered {
             Ok(current) => current,
             Err(cause) => {
                 return Err(Refused {

@@ -51,8 +51,8 @@ impl Driver {
     /// Loads the driver's library, looks up every function that is used, and initialises the driver.
     ///
     /// The library is the first that the system's loader finds of the names that cudarc tries, `libcuda.so` before
-    /// `libcuda.so.1`. It stays loaded until the process ends, and later calls get the same one: where it does not start, or
-    /// is a stub, that is for good. Where none is found, a later call may find one.
+    /// `libcuda.so.1`. It stays loaded until the process ends, and later calls get the same one: where it does not
+    /// start, or is a stub, that is for good. Where none is found, a later call may find one.
     ///
     /// # Errors
     /// [`CudaError::Unavailable`] says which of the three is missing: the library, a function in it, a driver that
@@ -107,8 +107,10 @@ impl Driver {
         let functions = Arc::clone(&self.functions);
         let number = self.number(ordinal)?;
         let mut context = core::ptr::null_mut();
+        let relaxed = Relaxed::new(&self.functions)?;
         // SAFETY: `context` takes the answer; the device is one that the driver named.
         unsafe { call!(&*functions, cuDevicePrimaryCtxRetain(&mut context, number))? };
+        drop(relaxed);
         Ok(Device {
             inner: Arc::new(Inner {
                 functions,
@@ -357,28 +359,13 @@ impl fmt::Debug for Device {
 
 impl Inner {
     fn enter(&self) -> Result<Current<'_>, CudaError> {
+        let relaxed = Relaxed::new(&self.functions)?;
         // SAFETY: the context is retained until this value goes.
         unsafe { call!(&*self.functions, cuCtxPushCurrent_v2(self.context))? };
-        let mut current = Current {
+        Ok(Current {
             inner: self,
-            mode_before: None,
-            _thread: core::marker::PhantomData,
-        };
-        current.mode_before = Some(self.exchange_capture_mode(CAPTURE_RELAXED)?);
-        Ok(current)
-    }
-
-    /// Sets how this thread gets on with captures of graphs; returns how it did before.
-    fn exchange_capture_mode(&self, mode: c_uint) -> Result<c_uint, CudaError> {
-        let mut mode = mode;
-        // SAFETY: `mode` is one of the header's, and takes the answer.
-        unsafe {
-            call!(
-                &*self.functions,
-                cuThreadExchangeStreamCaptureMode(&mut mode)
-            )?;
-        }
-        Ok(mode)
+            _relaxed: relaxed,
+        })
     }
 
     fn note_lost(&self, what: &'static str, len_bytes: u64, cause: &dyn fmt::Display) {
@@ -424,6 +411,8 @@ impl Drop for Inner {
         if let Err(error) = self.clear() {
             self.note_lost("context", 0, &error);
         }
+        // Without it the release is tried all the same: at worst it is refused.
+        let _relaxed = Relaxed::new(&self.functions);
         // SAFETY: retained when the value was made, and released once.
         let result = unsafe { call!(&*self.functions, cuDevicePrimaryCtxRelease_v2(self.number)) };
         result.unwrap_or_else(|error| self.note_lost("context", 0, &error));
@@ -433,25 +422,53 @@ impl Drop for Inner {
 /// A context that is current for this thread until the guard goes: whoever's was current before is so again then.
 pub(crate) struct Current<'a> {
     inner: &'a Inner,
-    /// None until it was changed.
-    mode_before: Option<c_uint>,
-    /// Contexts are current per thread, so that the guard stays on its own.
-    _thread: core::marker::PhantomData<*const ()>,
+    // Dropped after the context was popped.
+    _relaxed: Relaxed<'a>,
 }
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
-        if let Some(mode) = self.mode_before
-            && let Err(error) = self.inner.exchange_capture_mode(mode)
-        {
-            tracing::warn!(cause = %error, "calls of this thread stay allowed while graphs are captured");
-        }
         let mut context = core::ptr::null_mut();
         // SAFETY: `context` takes the answer; the guard pushed one.
         let result = unsafe { call!(&*self.inner.functions, cuCtxPopCurrent_v2(&mut context)) };
         // The thread keeps the context as its current one, which the next call pushes again.
         result.unwrap_or_else(|error| self.inner.note_lost("current context", 0, &error));
     }
+}
+
+/// Lets this thread call, until the guard goes, what would be refused while another captures a graph, and would spoil
+/// that.
+struct Relaxed<'a> {
+    functions: &'a Functions,
+    mode_before: c_uint,
+    /// The mode is the thread's, so that the guard stays on it.
+    _thread: core::marker::PhantomData<*const ()>,
+}
+
+impl<'a> Relaxed<'a> {
+    fn new(functions: &'a Functions) -> Result<Self, CudaError> {
+        Ok(Self {
+            functions,
+            mode_before: exchange_capture_mode(functions, CAPTURE_RELAXED)?,
+            _thread: core::marker::PhantomData,
+        })
+    }
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = exchange_capture_mode(self.functions, self.mode_before) {
+            tracing::warn!(cause = %error, "calls of this thread stay allowed while graphs are captured");
+        }
+    }
+}
+
+/// Sets how this thread gets on with captures of graphs; returns how it did before.
+fn exchange_capture_mode(functions: &Functions, mode: c_uint) -> Result<c_uint, CudaError> {
+    let mut mode = mode;
+    // SAFETY: `mode` is one of the header's, and takes the answer.
+    unsafe { call!(functions, cuThreadExchangeStreamCaptureMode(&mut mode))? };
+    Ok(mode)
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -82,60 +82,72 @@ pub enum Unavailable {
     },
 }
 
-/// What `cuInit` answers where something is wrong with the machine: numbers and names of `cuda.h`, and what to do.
-const INIT_CODES: [(u32, &str, &str); 8] = [
-    (
-        3,
-        "CUDA_ERROR_NOT_INITIALIZED",
-        "; is the driver's kernel module loaded?",
-    ),
-    (
-        34,
-        "CUDA_ERROR_STUB_LIBRARY",
-        "; it is the stub of CUDA's toolkit: take its folder from LD_LIBRARY_PATH",
-    ),
-    (
-        100,
-        "CUDA_ERROR_NO_DEVICE",
-        "; there is no GPU, or CUDA_VISIBLE_DEVICES hides it",
-    ),
-    (
-        304,
-        "CUDA_ERROR_OPERATING_SYSTEM",
-        "; may this user open /dev/nvidia*?",
-    ),
-    (
-        802,
-        "CUDA_ERROR_SYSTEM_NOT_READY",
-        "; a service of the driver's (such as the fabric manager) is not up yet",
-    ),
-    (
-        803,
-        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-        "; the library and the kernel module are of two versions: restart after an update of the driver",
-    ),
-    (
-        804,
-        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
-        "; the library is one for forward compatibility, which this GPU does not support: take its folder from LD_LIBRARY_PATH",
-    ),
-    (
-        999,
-        "CUDA_ERROR_UNKNOWN",
-        "; is the driver's kernel module loaded, and may this user open /dev/nvidia*?",
-    ),
+/// What `cuInit` answers where something is wrong with the machine. Numbers and names are those of `cuda.h`.
+struct InitCode {
+    number: u32,
+    name: &'static str,
+    /// What to do about it.
+    advice: &'static str,
+}
+
+const INIT_CODES: [InitCode; 8] = [
+    InitCode {
+        number: 3,
+        name: "CUDA_ERROR_NOT_INITIALIZED",
+        advice: "is the driver's kernel module loaded?",
+    },
+    InitCode {
+        number: 34,
+        name: "CUDA_ERROR_STUB_LIBRARY",
+        advice: "it is the stub of CUDA's toolkit: take its folder from LD_LIBRARY_PATH",
+    },
+    InitCode {
+        number: 100,
+        name: "CUDA_ERROR_NO_DEVICE",
+        advice: "there is no GPU, or CUDA_VISIBLE_DEVICES hides it",
+    },
+    InitCode {
+        number: 304,
+        name: "CUDA_ERROR_OPERATING_SYSTEM",
+        advice: "may this user open /dev/nvidia*?",
+    },
+    InitCode {
+        number: 802,
+        name: "CUDA_ERROR_SYSTEM_NOT_READY",
+        advice: "a service of the driver's (such as the fabric manager) is not up yet",
+    },
+    InitCode {
+        number: 803,
+        name: "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        advice: "the library and the kernel module are of two versions: restart after an update of the driver",
+    },
+    InitCode {
+        number: 804,
+        name: "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+        advice: "the library is one for forward compatibility, which this GPU does not support: take its folder from LD_LIBRARY_PATH",
+    },
+    InitCode {
+        number: 999,
+        name: "CUDA_ERROR_UNKNOWN",
+        advice: "is the driver's kernel module loaded, and may this user open /dev/nvidia*?",
+    },
 ];
+
+impl InitCode {
+    fn find(number: u32) -> Option<&'static Self> {
+        INIT_CODES.iter().find(|code| code.number == number)
+    }
+}
 
 /// The name of a code of `cuInit`'s that a library without a driver behind it may not know.
 pub(crate) fn init_code(number: u32) -> Option<DriverCode> {
-    let (number, name, _) = *INIT_CODES.iter().find(|(known, ..)| *known == number)?;
+    let name = InitCode::find(number)?.name;
     Some(DriverCode { number, name })
 }
 
-/// What to do about a code of `cuInit`'s.
-fn advice(number: u32) -> &'static str {
-    let known = INIT_CODES.iter().find(|(known, ..)| *known == number);
-    known.map_or("", |(_, _, advice)| advice)
+/// What to do about a code of `cuInit`'s, to be appended to a message.
+fn advice(number: u32) -> String {
+    InitCode::find(number).map_or_else(String::new, |code| format!("; {}", code.advice))
 }
 
 /// Why a call failed. All sizes are bytes.

@@ -2,9 +2,9 @@
 //!
 //! A pool's timelines are never removed, so a stream that goes leaves its timeline to the next one, once everything
 //! recorded on it is passed; values go on growing. Pure but for its locks, in this order: `polling`; then that of one
-//! line, which is held over calls of the driver for its stream; then `book`, which is held over nothing. The pool's lock
-//! is taken inside `polling` alone. A call of the driver may take its time where a stream's queue is full, so that whoever
-//! looks at all lines passes over one that is in use.
+//! line, which is held over calls of the driver for its stream; then `book`, which is held over nothing. The pool's
+//! lock is taken inside `polling`, or with none of these. A call of the driver may take its time where a stream's queue
+//! is full, so that whoever looks at all lines passes over one that is in use.
 
 use std::sync::Arc;
 
@@ -37,12 +37,13 @@ pub trait Ledger: Send + Sync {
 
 /// Something lent that comes back by itself: given to the pool, or kept for ever if the pool refuses it, or if nobody
 /// gets to give it back.
-pub(crate) struct GiveBack(Option<Give>);
+pub struct GiveBack(Option<Give>);
 
 type Give = Box<dyn FnOnce(Fence) -> Result<(), Error> + Send>;
 
 impl GiveBack {
-    pub(crate) fn new(give: impl FnOnce(Fence) -> Result<(), Error> + Send + 'static) -> Self {
+    /// `give` is called at most once, with the fence that it waits for.
+    pub fn new(give: impl FnOnce(Fence) -> Result<(), Error> + Send + 'static) -> Self {
         Self(Some(Box::new(give)))
     }
 
@@ -98,13 +99,15 @@ struct Book<E> {
     returned: Vec<(GiveBack, Fence)>,
     /// Loans that have not ended.
     out: usize,
+    /// What somebody is about to give back.
+    giving: usize,
     /// Points of all lines that may still be passed.
     points: usize,
 }
 
 impl<E> Book<E> {
     fn pending(&self) -> usize {
-        self.out + self.points
+        self.out + self.points + self.giving
     }
 
     /// A line has had `before` points, and has `after`.
@@ -142,6 +145,7 @@ impl<E: Mark> Keeper<E> {
                 slots: Vec::new(),
                 returned: Vec::new(),
                 out: 0,
+                giving: 0,
                 points: 0,
             }),
         }
@@ -266,7 +270,7 @@ impl<E: Mark> Keeper<E> {
     }
 
     /// Leaves something for the next look to give back behind its fence.
-    pub(crate) fn leave(&self, give: GiveBack, fence: Fence) {
+    pub fn leave(&self, give: GiveBack, fence: Fence) {
         lock(&self.book).returned.push((give, fence));
     }
 
@@ -332,9 +336,17 @@ impl<E: Mark> Keeper<E> {
             "the timelines of a pool were polled by the thread that is inside its lock"
         );
         // With no lock held: what the pool drops then, such as the metadata of a resident, may be anything.
-        let returned = std::mem::take(&mut lock(&self.book).returned);
+        let returned = {
+            let mut book = lock(&self.book);
+            if !is_left_out(Twin::CountGiving) {
+                book.giving += book.returned.len();
+            }
+            std::mem::take(&mut book.returned)
+        };
         for (give, fence) in returned {
             give.give(fence);
+            let mut book = lock(&self.book);
+            book.giving = book.giving.saturating_sub(1);
         }
         lock(&self.polling)
     }
@@ -411,6 +423,14 @@ impl<E: Mark> Keeper<E> {
             give.give(fence);
         }
         self.ledger.feed(&news);
+    }
+
+    /// Lets go of the points that are left, once the pool has heard of everything.
+    pub(crate) fn let_go(&mut self) {
+        for slot in self.slots() {
+            let points = lock(&slot.line).track.take_points();
+            let_go(points);
+        }
     }
 }
 

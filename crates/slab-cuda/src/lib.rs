@@ -60,6 +60,6 @@ pub use timeline::{Lendable, Loan, Settling, Timeline, Timelines, TimelinesConfi
 #[cfg(slab_loom)]
 #[doc(hidden)]
 pub mod model {
-    pub use crate::keeper::{Bounds, Keeper, Ledger, News};
+    pub use crate::keeper::{Bounds, GiveBack, Keeper, Ledger, News};
     pub use crate::track::Mark;
 }

@@ -175,7 +175,7 @@ impl DeviceSlab {
 
 fn pass_all(bounce: &mut DeviceBounce, mut step: impl FnMut(&mut [u8])) -> Result<(), CopyError> {
     let mut backoff = Backoff::default();
-    let mut deadline = None;
+    let mut waits_since = None;
     while !bounce.poll_finished()? {
         let buffer = bounce.buffer()?;
         let count = buffer.len();
@@ -183,8 +183,8 @@ fn pass_all(bounce: &mut DeviceBounce, mut step: impl FnMut(&mut [u8])) -> Resul
             step(buffer);
             bounce.commit(count)?;
             backoff = Backoff::default();
-            deadline = None;
-        } else if Instant::now() >= *deadline.get_or_insert_with(|| bounce.deadline()) {
+            waits_since = None;
+        } else if bounce.is_stalled(*waits_since.get_or_insert_with(Instant::now)) {
             // CUDA_ERROR_TIMEOUT.
             return Err(CopyError::Driver { code: 909 });
         } else {

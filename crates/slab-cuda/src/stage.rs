@@ -27,23 +27,35 @@ pub(crate) const QUIET_LIMIT: Duration = Duration::from_secs(10);
 /// How long it may take where others on the same stream have waited that long before.
 const STALLED_LIMIT: Duration = Duration::from_millis(10);
 
-/// Since when somebody waits for the copies of a stream in vain. What stands behind a copy that does not end does not
-/// end either, so that all who wait share one limit: an engine's thread may have hundreds of bounces to end.
+/// Since when, and until when, somebody has waited for the copies of a stream in vain. What stands behind a copy that
+/// does not end does not end either, so that all who wait share one limit: an engine's thread may have hundreds of
+/// bounces to end.
 #[derive(Debug, Default)]
 pub(crate) struct Stall {
-    since: Mutex<Option<Instant>>,
+    waits: Mutex<Option<Waits>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waits {
+    since: Instant,
+    last: Instant,
 }
 
 impl Stall {
-    /// When a wait that begins now is to be given up.
-    fn deadline(&self, now: Instant) -> Instant {
-        let since = *lock(&self.since).get_or_insert(now);
-        (since + QUIET_LIMIT).max(now + STALLED_LIMIT)
+    /// Takes note of a wait at `now`, and returns when it is to be given up. Whoever goes on waiting asks again: another
+    /// may have seen that the stream gets on.
+    fn wait_at(&self, now: Instant) -> Instant {
+        let mut waits = lock(&self.waits);
+        let before = waits.filter(|waits| now.duration_since(waits.last) < QUIET_LIMIT);
+        // Where nobody has waited for long, the stream may have got on unseen.
+        let since = before.map_or(now, |waits| waits.since);
+        *waits = Some(Waits { since, last: now });
+        since + QUIET_LIMIT
     }
 
     /// A copy has ended, or a wait for one that never will.
     fn clear(&self) {
-        *lock(&self.since) = None;
+        *lock(&self.waits) = None;
     }
 }
 
@@ -66,7 +78,7 @@ struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    fn take(device: &Device) -> Result<Self, CudaError> {
+    fn take(device: &Device, lane: usize) -> Result<Self, CudaError> {
         let event = Event::take(device)?;
         let pointer = match device.take_buffer() {
             Some(pointer) => pointer,
@@ -79,7 +91,7 @@ impl Buffer {
         };
         Ok(Self {
             device: device.clone(),
-            lane: Device::lane(),
+            lane,
             pointer,
             event,
             filled: 0..0,
@@ -104,23 +116,6 @@ impl Buffer {
             }
         }
         Ok(!self.busy)
-    }
-
-    /// Waits until the host may touch the buffer, or nobody will know when, or it has taken too long.
-    fn wait_quiet(&mut self) {
-        if is_left_out(Twin::AwaitCopies) {
-            self.busy = false;
-        }
-        if !self.busy || self.lost {
-            return;
-        }
-        let deadline = self.device.stall(self.lane).deadline(Instant::now());
-        let mut backoff = Backoff::default();
-        while let Ok(false) = self.poll_quiet()
-            && Instant::now() < deadline
-        {
-            backoff.pause();
-        }
     }
 
     /// The bytes of a range of the buffer, which no copy is under way of.
@@ -210,13 +205,14 @@ impl DeviceBounce {
         let len = range.end.saturating_sub(range.start);
         let count = len.div_ceil(BUFFER_BYTES as u64).min(2);
         let stream = Stream::side(device, Side::Bounces).map_err(|e| e.as_copy_error())?;
-        let buffers = (0..count).map(|_| Buffer::take(device)).collect();
+        let lane = Device::lane();
+        let buffers = (0..count).map(|_| Buffer::take(device, lane)).collect();
         let buffers: Result<Vec<Buffer>, CudaError> = buffers;
         let mut bounce = Self {
             base: block.address(),
             direction,
             stream,
-            lane: Device::lane(),
+            lane,
             rest: range,
             buffers: buffers.map_err(|error| error.as_copy_error())?,
             turn: 0,
@@ -241,12 +237,20 @@ impl DeviceBounce {
         Ok(bounce)
     }
 
-    /// When a wait for the copies that begins now is to be given up.
-    pub(crate) fn deadline(&self) -> Instant {
-        self.stream
-            .device()
-            .stall(self.lane)
-            .deadline(Instant::now())
+    /// Says whether it makes no sense to wait for the copies any longer than the caller, who waits since `start`, has.
+    pub(crate) fn is_stalled(&self, start: Instant) -> bool {
+        let now = Instant::now();
+        let limit = self.stream.device().stall(self.lane).wait_at(now);
+        now >= limit.max(start + STALLED_LIMIT)
+    }
+
+    /// Whether no buffer is in use by the device. One whose copy was lost is for ever.
+    fn poll_quiet(&mut self) -> bool {
+        let mut is_quiet = true;
+        for buffer in self.buffers.iter_mut().filter(|buffer| !buffer.lost) {
+            is_quiet &= buffer.poll_quiet().unwrap_or(true);
+        }
+        is_quiet
     }
 
     fn rest_len(&self) -> usize {
@@ -383,13 +387,17 @@ impl Bounce for DeviceBounce {
         if self.is_given_up {
             return false;
         }
-        let mut is_quiet = true;
-        for buffer in &mut self.buffers {
-            buffer.wait_quiet();
-            is_quiet &= !buffer.busy && !buffer.lost;
+        if is_left_out(Twin::AwaitCopies) {
+            return true;
         }
-        self.is_given_up = !is_quiet;
-        is_quiet
+        let start = Instant::now();
+        let mut backoff = Backoff::default();
+        while !self.poll_quiet() && !self.is_stalled(start) {
+            backoff.pause();
+        }
+        let is_quiet = |buffer: &Buffer| !buffer.busy && !buffer.lost;
+        self.is_given_up = !self.buffers.iter().all(is_quiet);
+        !self.is_given_up
     }
 }
 
@@ -417,12 +425,14 @@ mod tests {
         let stall = Stall::default();
         let start = Instant::now();
         let after = |ms: u64| start + Duration::from_millis(ms);
-        assert_eq!(stall.deadline(start), after(10_000));
-        assert_eq!(stall.deadline(after(4_000)), after(10_000));
-        // Behind one that was given up, a copy has just the time that a whole one takes.
-        assert_eq!(stall.deadline(after(10_000)), after(10_010));
-        assert_eq!(stall.deadline(after(500_000)), after(500_010));
+        assert_eq!(stall.wait_at(start), after(10_000));
+        assert_eq!(stall.wait_at(after(4_000)), after(10_000));
+        assert_eq!(stall.wait_at(after(10_001)), after(10_000));
+        assert_eq!(stall.wait_at(after(19_000)), after(10_000));
+        // The stream has got on, which somebody saw.
         stall.clear();
-        assert_eq!(stall.deadline(after(600_000)), after(610_000));
+        assert_eq!(stall.wait_at(after(20_000)), after(30_000));
+        // Nobody has waited for so long that it may have done so unseen.
+        assert_eq!(stall.wait_at(after(30_000)), after(40_000));
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUevent, CUstream};
 
 use crate::api::{CAPTURE_CODES, NOT_READY, call};
-use crate::device::{Device, Side};
+use crate::device::{Current, Device, Side};
 use crate::error::CudaError;
 use crate::track::Mark;
 use crate::twin::{Twin, is_left_out};
@@ -109,10 +109,9 @@ impl Stream {
     }
 
     /// Refuses a stream whose work goes into a graph.
-    pub(crate) fn check_runs(&self) -> Result<(), CudaError> {
-        let _current = self.device().enter()?;
+    pub(crate) fn check_runs(&self, _current: &Current<'_>) -> Result<(), CudaError> {
         let mut status = 0;
-        // SAFETY: `status` takes the answer; the stream is live, and no default stream.
+        // SAFETY: `status` takes the answer; a context is current, and the stream is live and no default stream.
         unsafe {
             call!(
                 self.device().functions(),
@@ -134,10 +133,10 @@ impl Stream {
     /// does not wait.
     pub fn wait_for(&self, other: &Self) -> Result<(), CudaError> {
         self.device().check_same(other.device())?;
-        self.check_runs()?;
+        let current = self.device().enter()?;
+        self.check_runs(&current)?;
         let mut event = Event::take(self.device())?;
         event.record(other)?;
-        let _current = self.device().enter()?;
         // SAFETY: both are live. The driver keeps what it needs of the event if that is destroyed before it is passed.
         unsafe {
             call!(
@@ -234,9 +233,9 @@ impl Event {
     }
 
     fn record_once(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        let current = self.device.enter()?;
         // An event that goes into a graph is never passed.
-        stream.check_runs()?;
-        let _current = self.device.enter()?;
+        stream.check_runs(&current)?;
         // Also if it fails: the driver may have done it all the same, so that the event is not used again.
         self.stream = Some(stream.clone());
         self.is_pending = true;

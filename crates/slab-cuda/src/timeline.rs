@@ -10,6 +10,7 @@ use slab_core::{
     AllocationGuard, Evict, Fence, LeaseGuard, PoolId, Region, SharedPool, TimelineId,
 };
 
+use crate::caught::caught;
 use crate::error::{CudaError, Refused};
 use crate::keeper::{Bounds, GiveBack, Keeper, Ledger, News, Standing};
 use crate::slab::CudaMemory;
@@ -46,8 +47,8 @@ impl Default for TimelinesConfig {
 /// events that are left, and tells the pool how they ended; inside the pool's lock it does neither. Memory that is then
 /// still in use is never given back, which is logged and counted ([`Device::lost`](crate::Device::lost)).
 ///
-/// None of these may be used or dropped in a host function of a stream (`cuLaunchHostFunc`), where the driver refuses to be
-/// called: the stream would count as failed.
+/// None of these may be used or dropped in a host function of a stream (`cuLaunchHostFunc`), where the driver refuses
+/// to be called: the stream would count as failed.
 #[derive(Clone)]
 pub struct Timelines {
     core: Arc<Core>,
@@ -218,8 +219,9 @@ impl Drop for Core {
             backoff.pause();
         };
         self.keeper.finish();
+        self.keeper.let_go();
         if is_drained && is_whole {
-            drop_memory(&mut self.memory);
+            caught(|| drop_memory(&mut self.memory));
         } else {
             let cause = "work on a stream may still touch it";
             let len = self.memory.len();
@@ -361,9 +363,12 @@ impl Timeline {
             }));
         }
         core.keeper.begin(self.inner.slot)?;
-        let ready = self.stream().check_runs();
-        let event = ready.and_then(|()| Event::take(self.stream().device()));
-        event.inspect_err(|_| core.keeper.cancel())
+        let device = self.stream().device();
+        let ready = device.enter().and_then(|current| {
+            self.stream().check_runs(&current)?;
+            Event::take(device)
+        });
+        ready.inspect_err(|_| core.keeper.cancel())
     }
 
     /// Ends a loan in the book.
@@ -387,10 +392,11 @@ impl fmt::Debug for Timeline {
 
 /// Bytes of a pool, lent to work on a stream: submit the work while the loan is held, and end it afterwards.
 ///
-/// Its end records an event on the stream, and the bytes are not reused before that is passed. [`release`](Self::release)
-/// gives them back at once, behind the event; [`settle`](Self::settle) keeps them, to be used by the host or published once
-/// it is passed. A loan that is dropped is given back by the next [`Timelines::poll`], so that it may be dropped inside the pool's lock; one
-/// that is forgotten keeps its bytes, and the whole memory, for ever.
+/// Its end records an event on the stream, and the bytes are not reused before that is passed.
+/// [`release`](Self::release) gives them back at once, behind the event; [`settle`](Self::settle) keeps them, to be
+/// used by the host or published once it is passed. A loan that is dropped is given back by the next
+/// [`Timelines::poll`], so that it may be dropped inside the pool's lock; one that is forgotten keeps its bytes, and
+/// the whole memory, for ever.
 #[must_use = "the bytes are given back behind whatever was submitted until the loan is dropped"]
 pub struct Loan<T: Lendable> {
     timeline: Timeline,
@@ -431,8 +437,9 @@ impl<T: Lendable> Loan<T> {
     /// Records the event and gives the bytes back behind it.
     ///
     /// # Errors
-    /// The driver's, if the event could not be recorded: the stream counts as failed, and the bytes are quarantined
-    /// once they would be reused. [`CudaError::Pool`], if the pool refused; it keeps the bytes.
+    /// The driver's, or [`CudaError::StreamCapturing`], if the event could not be recorded: the stream counts as failed,
+    /// and the bytes are quarantined once they would be reused. [`CudaError::Pool`], if the pool refused; it keeps the
+    /// bytes.
     ///
     /// # Panics
     /// If the calling thread is inside the pool's lock: drop the loan there.
@@ -448,7 +455,7 @@ impl<T: Lendable> Loan<T> {
     /// Records the event and keeps the bytes until it is passed.
     ///
     /// # Errors
-    /// The driver's, if the event could not be recorded: the bytes are quarantined.
+    /// The driver's, or [`CudaError::StreamCapturing`], if the event could not be recorded: the bytes are quarantined.
     pub fn settle(mut self) -> Result<Settling<T>, CudaError> {
         let (token, event) = self.open.take().expect("a loan is open until it ends");
         let (fence, recorded) = self.timeline.record(event);

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use crate::error::CudaError;
+use crate::error::{CudaError, DriverCode};
 
 /// A point in a stream.
 pub trait Mark {
@@ -113,6 +113,11 @@ impl<E: Mark, H> Track<E, H> {
         self.queue.is_empty() && self.error().is_none()
     }
 
+    /// The points that are not passed, which nobody will look at again.
+    pub(crate) fn take_points(&mut self) -> Vec<Point<E, H>> {
+        std::mem::take(&mut self.queue).into()
+    }
+
     /// What is held for points that are not passed, and for those that never will be.
     pub(crate) fn into_held(self) -> impl Iterator<Item = H> {
         let queued = self.queue.into_iter().map(|point| point.hold);
@@ -126,6 +131,11 @@ pub(crate) fn failed_before(error: &CudaError) -> CudaError {
         CudaError::Driver { call, code } | CudaError::StreamFailed { call, code } => {
             CudaError::StreamFailed { call, code: *code }
         }
+        // The capture may be over. That nothing was recorded while it lasted is for good.
+        CudaError::StreamCapturing => CudaError::StreamFailed {
+            call: "cuEventRecord",
+            code: DriverCode::new(900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
+        },
         other => other.clone(),
     }
 }
@@ -136,7 +146,6 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
-    use crate::error::DriverCode;
 
     /// 0 not passed, 1 passed, else an error.
     #[derive(Clone, Default)]

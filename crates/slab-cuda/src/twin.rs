@@ -1,6 +1,7 @@
 //! Lines that a broken twin leaves out, so that the property test and the models can show that they would notice.
 //!
-//! Twins exist only with `--cfg slab_twin` (the property test) or `--cfg slab_loom` (the models of the timelines). Elsewhere
+//! Twins exist only with `--cfg slab_twin` (the property test) or `--cfg slab_loom` (the models of the timelines).
+//! Elsewhere
 //! [`is_left_out`] is false at compile time, and nothing remains.
 
 /// One realistic mistake.
@@ -19,6 +20,8 @@ pub enum Twin {
     AwaitDrain = 3,
     /// Everybody who polls is told of a failure.
     TellOnce = 4,
+    /// What is being given back does not count as pending.
+    CountGiving = 5,
 }
 
 #[cfg(any(slab_loom, slab_twin))]

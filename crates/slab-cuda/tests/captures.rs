@@ -22,6 +22,7 @@ const MODES: [CaptureMode; 3] = [
 
 /// Everything that the crate calls the driver for.
 fn use_everything(fake: &Fake) {
+    drop(fake.driver().device(1).unwrap());
     let setup = setup(fake);
     let timeline = setup.attach();
     let loan = timeline.lend(setup.publish(1, 2)).unwrap();
@@ -112,6 +113,11 @@ fn a_loan_that_ends_while_its_stream_captures_keeps_its_bytes() {
     assert_eq!(loan.release(), Err(CudaError::StreamCapturing));
     assert!(fake.end_capture(timeline.stream()));
     assert_eq!(setup.timelines.poll(), Err(CudaError::StreamCapturing));
+    // The capture is over, the stream stays failed.
+    let refused = timeline.lend(setup.allocate(1)).unwrap_err();
+    let told = "the stream has failed before: cuEventRecord answered CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900)";
+    assert_eq!(refused.to_string(), told);
+    drop(refused);
     let stats = setup.stats();
     assert_eq!((stats.free, stats.quarantined), (5 * G, 3 * G), "{stats}");
     let states: Vec<RunState> = setup

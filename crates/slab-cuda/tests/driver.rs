@@ -73,13 +73,14 @@ fn the_driver_is_found_by_the_name_that_cudarc_looks_for() {
 
 #[test]
 fn without_a_library_the_error_says_so_and_what_to_do() {
-    // A file that is no library is as good as none: the loader goes on to the next name, and to the next folder only
-    // where it finds nothing.
-    let said = load_with(Path::new(file!()), &[]);
+    // The loader takes the first file of a name, whatever it is: so there is none even on a machine with a driver.
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let said = load_with(&text, &[]);
     let expected = "no library: no CUDA driver: libcuda.so cannot be loaded (";
     assert!(said.starts_with(expected), "{said}");
     assert!(said.contains("install the NVIDIA driver"), "{said}");
-    assert!(said.contains("libcuda.so.1"), "{said}");
+    // What the loader says of the driver's own name.
+    assert!(said.contains("libcuda.so.1: "), "{said}");
 }
 
 #[test]

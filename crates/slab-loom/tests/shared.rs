@@ -11,7 +11,7 @@ use loom::thread;
 use slab_core::twin::Twin;
 use slab_core::{Fence, LeaseGuard, Pool, PoolConfig, PoolId, Reserve, SharedPool};
 use slab_cuda::CudaError;
-use slab_cuda::model::{Bounds, Keeper, Mark};
+use slab_cuda::model::{Bounds, GiveBack, Keeper, Mark};
 use slab_loom::explore;
 
 type Hasher = BuildHasherDefault<DefaultHasher>;
@@ -446,5 +446,43 @@ fn a_stream_that_has_failed_is_told_of_once_and_its_bytes_stay() {
             assert_eq!(told, 1, "how often the failure was told");
         },
         &[slab_cuda::twin::Twin::TellOnce],
+    );
+}
+
+#[test]
+fn nothing_is_pending_only_once_what_was_dropped_is_back() {
+    explore(
+        "A loan was dropped, the device is done, and two threads poll; one that hears of nothing pending reserves",
+        || {
+            let pool = shared(());
+            let (keeper, slot) = keeper_of_one(&pool);
+            let Reserve::Ready(bytes) = pool.with(|pool, ()| pool.reserve(2 * G)) else {
+                panic!("the pool is empty");
+            };
+            let bytes = pool.allocation_guard(bytes).expect("own token");
+            let passed = Passed(Arc::new(AtomicBool::new(true)));
+            let (fence, recorded) = keeper.record(slot, || Ok(passed));
+            recorded.expect("nothing fails");
+            let give = GiveBack::new(move |fence| {
+                bytes.free_after(&[fence]).expect("own fence");
+                Ok(())
+            });
+            keeper.leave(give, fence);
+            let poller = {
+                let keeper = Arc::clone(&keeper);
+                thread::spawn(move || keeper.poll().expect("nothing fails"))
+            };
+            if keeper.poll() == Ok(0) {
+                let reserved = pool.with(|pool, ()| pool.reserve(2 * G));
+                let Reserve::Ready(bytes) = reserved else {
+                    panic!("nothing is pending, and yet: {reserved:?}");
+                };
+                drop(pool.allocation_guard(bytes));
+            }
+            poller.join().expect("no panic");
+            assert_eq!(keeper.poll(), Ok(0));
+            check_at_rest(&pool);
+        },
+        &[slab_cuda::twin::Twin::CountGiving],
     );
 }
