@@ -31,6 +31,8 @@ struct Device {
     asynchronous: bool,
     /// Copies fail from now on.
     broken: AtomicBool,
+    /// Bounces are refused from now on.
+    refusing: AtomicBool,
     /// Copies panic from now on, and so does the end of a bounce.
     panicking: AtomicBool,
     copies: AtomicU64,
@@ -43,6 +45,7 @@ impl Device {
             bytes: Mutex::new(vec![0; LEN as usize]),
             asynchronous,
             broken: AtomicBool::new(false),
+            refusing: AtomicBool::new(false),
             panicking: AtomicBool::new(false),
             copies: AtomicU64::new(0),
         })
@@ -96,6 +99,9 @@ unsafe impl Memory for Device {
         direction: BounceDirection,
         range: Range<u64>,
     ) -> Result<Box<dyn Bounce>, CopyError> {
+        if self.refusing.load(Ordering::SeqCst) {
+            return Err(CopyError::Driver { code: 2 });
+        }
         if self.asynchronous {
             Ok(Box::new(Slow {
                 device: self,
@@ -287,6 +293,85 @@ fn a_device_that_fails_at_the_target_closes_the_connection_and_not_the_engine() 
     there.broken.store(false, Ordering::SeqCst);
     let working = support::task(Op::Write, &segment, there.address, &local, 0..100_000);
     assert_eq!(run_one(&source, working), Remote::Applied);
+}
+
+/// Log lines of warnings and errors with the address of a device in them.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl Lines {
+    /// Those about the memory at `address`; all of the process are looked at, for engines log on threads of their own.
+    fn about(&self, address: u64) -> Vec<String> {
+        let wanted = format!("address={address} ");
+        let lines = self.0.lock().unwrap();
+        let about = lines.iter().filter(|line| line.contains(&wanted));
+        about.cloned().collect()
+    }
+}
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Fields(String);
+        impl tracing::field::Visit for Fields {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0.push_str(&format!("{}={value:?} ", field.name()));
+            }
+        }
+        let mut fields = Fields(format!("{} ", event.metadata().level()));
+        event.record(&mut fields);
+        self.0.lock().unwrap().push(fields.0);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn what_a_device_at_the_target_fails_of_is_logged() {
+    let lines = Lines::default();
+    tracing::subscriber::set_global_default(lines.clone()).unwrap();
+    // Where a copy fails: at once, while it is waited for, or before it could be started.
+    let cases = [(Op::Write, 5), (Op::Write, 100_000), (Op::Read, 100_000)];
+    for (at, (op, len)) in (0x9_0000_0000..).step_by(LEN as usize).zip(cases) {
+        let (source, target) = (engine(), engine());
+        let there = Device::new(at, true);
+        let local = slab(LEN);
+        let _registration = target.register(there.clone(), Access::RemoteWrite).unwrap();
+        let segment = source.open_segment(target.session()).unwrap();
+        let request = || {
+            let task = support::task(op, &segment, there.address, &local, 0..len);
+            run_one(&source, task)
+        };
+        there.broken.store(true, Ordering::SeqCst);
+        assert_eq!(request(), Remote::Ended(Reason::Closed));
+        let said = lines.about(at);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].starts_with("ERROR "), "{said:?}");
+        assert!(said[0].contains("a copy of a peer's request has failed"));
+        for field in [
+            format!("op={op:?} address={at} len={len} "),
+            "error=the driver failed the copy with code 700 ".to_owned(),
+            "peer=Some(127.0.0.1:".to_owned(),
+        ] {
+            assert!(said[0].contains(&field), "{field} is not in {said:?}");
+        }
+        // The next ones are counted; a bounce that is refused is another matter.
+        assert_eq!(request(), Remote::Ended(Reason::Closed));
+        there.refusing.store(true, Ordering::SeqCst);
+        assert_eq!(request().reason(), Some(&Reason::Rejected));
+        let said = lines.about(at);
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(said[1].starts_with("WARN "), "{said:?}");
+        assert!(said[1].contains("the memory has no bounce to give"));
+        assert!(said[1].contains("code 2 "), "{said:?}");
+    }
 }
 
 #[test]

@@ -23,7 +23,7 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 
 use self::accept::Listening;
-use self::inbound::Inbound;
+use self::inbound::{FailureLog, Inbound};
 use self::lanes::{Lane, PeerEntry};
 use super::control::{ControlClient, ControlServer};
 use super::local::BounceRoom;
@@ -152,6 +152,7 @@ pub(super) struct Reactor {
     bounces: BounceRoom,
     /// Connections that wait for a bounce.
     bounce_waiting: VecDeque<Key>,
+    failures: FailureLog,
     peers: HashMap<PeerId, PeerEntry>,
     /// Peers that may have something to start.
     dispatch: VecDeque<PeerId>,
@@ -188,6 +189,7 @@ impl Reactor {
             paused: Vec::new(),
             bounces,
             bounce_waiting: VecDeque::new(),
+            failures: FailureLog::default(),
             peers: HashMap::new(),
             dispatch: VecDeque::new(),
             data: Listening::new(data, data_max),

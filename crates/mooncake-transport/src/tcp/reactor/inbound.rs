@@ -2,9 +2,10 @@
 
 use std::net::Shutdown;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use slab_memory::BounceDirection;
+use mio::net::TcpStream;
+use slab_memory::{BounceDirection, CopyError};
 
 use super::{Connection, Flow, Reactor, Role, Turn, receive, send};
 use crate::tcp::local::{LocalSide, Moved};
@@ -15,8 +16,7 @@ use crate::wire::data::{HEADER_LEN, Header, Op};
 /// A target machine and the memory its request touches.
 pub(super) struct Inbound {
     machine: Target,
-    /// Memory of the request under way. Holding it keeps it mapped.
-    local: Option<(RegistrationId, LocalSide)>,
+    local: Option<UnderWay>,
     /// Headers received.
     requests: u64,
     /// What the deadline was set for: this patience, in this request.
@@ -27,6 +27,13 @@ pub(super) struct Inbound {
     idle_since: Instant,
     /// We have said that we send nothing more.
     half_closed: bool,
+}
+
+/// The request under way and its memory. Holding it keeps it mapped.
+struct UnderWay {
+    header: Header,
+    registration: RegistrationId,
+    side: LocalSide,
 }
 
 /// How a connection between requests compares with others when one has to go: first those that never
@@ -57,7 +64,64 @@ impl Inbound {
     pub(super) fn touches(&self, registration: RegistrationId) -> bool {
         self.local
             .as_ref()
-            .is_some_and(|(id, _)| *id == registration)
+            .is_some_and(|under_way| under_way.registration == registration)
+    }
+}
+
+/// Between two log lines of one kind about memory that fails: peers ask again at once, and it mostly goes on failing.
+const LOG_PERIOD: Duration = Duration::from_secs(10);
+
+/// Lets one log line pass in each [`LOG_PERIOD`].
+#[derive(Default)]
+struct LogLimit {
+    logged: Option<Instant>,
+    unlogged: u64,
+}
+
+impl LogLimit {
+    /// Whether to log now; the number is how many lines were left out.
+    fn admit(&mut self, now: Instant) -> Option<u64> {
+        if self
+            .logged
+            .is_some_and(|at| now.duration_since(at) < LOG_PERIOD)
+        {
+            self.unlogged += 1;
+            return None;
+        }
+        self.logged = Some(now);
+        Some(std::mem::take(&mut self.unlogged))
+    }
+}
+
+/// What is said about memory that fails requests of peers. They learn only that a request was rejected or cut off, so
+/// that nobody else says why.
+#[derive(Default)]
+pub(super) struct FailureLog {
+    copies: LogLimit,
+    bounces: LogLimit,
+}
+
+impl FailureLog {
+    fn copy_failed(&mut self, stream: &TcpStream, header: &Header, error: &CopyError) {
+        if let Some(unlogged) = self.copies.admit(Instant::now()) {
+            let (peer, op) = (stream.peer_addr().ok(), header.op);
+            let (address, len) = (header.address, header.size);
+            tracing::error!(
+                ?peer, ?op, address, len, %error, unlogged,
+                "a copy of a peer's request has failed; its connection is closed"
+            );
+        }
+    }
+
+    fn bounce_refused(&mut self, stream: &TcpStream, header: &Header, error: &CopyError) {
+        if let Some(unlogged) = self.bounces.admit(Instant::now()) {
+            let (peer, op) = (stream.peer_addr().ok(), header.op);
+            let (address, len) = (header.address, header.size);
+            tracing::warn!(
+                ?peer, ?op, address, len, %error, unlogged,
+                "the memory has no bounce to give; a peer's request is rejected"
+            );
+        }
     }
 }
 
@@ -142,9 +206,14 @@ impl Reactor {
             Want::Decide(header) => {
                 match self.admit_request(&header) {
                     Admission::Full => return Stepped::Wait(Flow::AwaitBounce),
-                    Admission::Yes(id, side) => {
-                        *local = Some((id, side));
+                    Admission::Yes(under_way) => {
+                        *local = Some(under_way);
                         machine.admit();
+                    }
+                    Admission::Refused(error) => {
+                        let stream = &connection.stream;
+                        self.failures.bounce_refused(stream, &header, &error);
+                        machine.reject();
                     }
                     Admission::No => machine.reject(),
                 }
@@ -158,11 +227,16 @@ impl Reactor {
                 if !connection.readable {
                     return Stepped::Wait(Flow::Keep);
                 }
-                let Some((_, local)) = local else {
+                let Some(UnderWay { header, side, .. }) = local else {
                     return Stepped::Wait(Flow::Close);
                 };
-                match local.receive(connection.stream.as_fd(), &mut []) {
-                    Moved::Bytes(0) | Moved::Io(_) | Moved::Memory(_) => Stepped::Wait(Flow::Close),
+                match side.receive(connection.stream.as_fd(), &mut []) {
+                    Moved::Bytes(0) | Moved::Io(_) => Stepped::Wait(Flow::Close),
+                    Moved::Memory(error) => {
+                        let stream = &connection.stream;
+                        self.failures.copy_failed(stream, header, &error);
+                        Stepped::Wait(Flow::Close)
+                    }
                     Moved::Bytes(count) => {
                         machine.handle_payload(count as u64);
                         Stepped::Moved(count)
@@ -175,26 +249,29 @@ impl Reactor {
                 }
             }
             Want::Settle => {
-                let in_place = match local {
-                    Some((_, local)) => local.poll_in_place(),
-                    None => Ok(true),
-                };
-                match in_place {
-                    Ok(true) => {
-                        *local = None;
-                        machine.handle_in_place();
-                        Stepped::Moved(0)
+                if let Some(UnderWay { header, side, .. }) = local {
+                    match side.poll_in_place() {
+                        Ok(true) => {}
+                        Ok(false) => return Stepped::Wait(Flow::Pause),
+                        Err(error) => {
+                            let stream = &connection.stream;
+                            self.failures.copy_failed(stream, header, &error);
+                            return Stepped::Wait(Flow::Close);
+                        }
                     }
-                    Ok(false) => Stepped::Wait(Flow::Pause),
-                    Err(_) => Stepped::Wait(Flow::Close),
                 }
+                *local = None;
+                machine.handle_in_place();
+                Stepped::Moved(0)
             }
             Want::Send(head, payload) => {
                 if !connection.writable {
                     return Stepped::Wait(Flow::Keep);
                 }
                 let moved = match local {
-                    Some((_, local)) if payload > 0 => local.send(connection.stream.as_fd(), head),
+                    Some(UnderWay { side, .. }) if payload > 0 => {
+                        side.send(connection.stream.as_fd(), head)
+                    }
                     _ => {
                         // At most one status frame; copied so that the connection is free.
                         let mut frame = [0; crate::wire::data::STATUS_LEN];
@@ -223,7 +300,16 @@ impl Reactor {
                         Stepped::Wait(Flow::Keep)
                     }
                     Moved::Busy => Stepped::Wait(Flow::Pause),
-                    Moved::Io(_) | Moved::Memory(_) => Stepped::Wait(Flow::Close),
+                    Moved::Io(_) => Stepped::Wait(Flow::Close),
+                    Moved::Memory(error) => {
+                        if let Role::Inbound(inbound) = &connection.role
+                            && let Some(UnderWay { header, .. }) = &inbound.local
+                        {
+                            let stream = &connection.stream;
+                            self.failures.copy_failed(stream, header, &error);
+                        }
+                        Stepped::Wait(Flow::Close)
+                    }
                 }
             }
             Want::Drain(max) => {
@@ -262,17 +348,24 @@ impl Reactor {
             Op::Write => BounceDirection::In,
         };
         match LocalSide::new(admitted.memory, admitted.range, direction, &self.bounces) {
-            Ok(Some(local)) => Admission::Yes(admitted.id, local),
+            Ok(Some(side)) => Admission::Yes(UnderWay {
+                header: *header,
+                registration: admitted.id,
+                side,
+            }),
             Ok(None) => Admission::Full,
-            Err(_) => Admission::No,
+            Err(error) => Admission::Refused(error),
         }
     }
 }
 
 /// Whether a request is served.
 enum Admission {
-    Yes(RegistrationId, LocalSide),
+    Yes(UnderWay),
+    /// Nothing that peers may touch in this way is registered there.
     No,
+    /// Its memory cannot begin.
+    Refused(CopyError),
     /// Its memory needs a bounce, and there are as many as may be.
     Full,
 }
@@ -289,5 +382,19 @@ fn with_machine(connection: &mut Connection, step: impl FnOnce(&mut Target) -> S
     match &mut connection.role {
         Role::Inbound(inbound) => step(&mut inbound.machine),
         _ => Stepped::Wait(Flow::Close),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_about_failing_memory_passes_and_the_next_is_counted() {
+        let mut limit = LogLimit::default();
+        let now = Instant::now();
+        assert_eq!(limit.admit(now), Some(0));
+        assert_eq!(limit.admit(now + LOG_PERIOD / 2), None);
+        assert_eq!(limit.admit(now + LOG_PERIOD), Some(1));
     }
 }
