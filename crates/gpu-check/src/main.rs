@@ -1,8 +1,9 @@
 //! Tests slab-cuda and the connector on a GPU, measures them there, and prints a report in Markdown.
 //!
 //! One program that needs nothing but the driver and the system's C and C++ libraries: build it anywhere (`cargo xtask
-//! gpu --bundle`) and run it where the GPU is. It ends with 0 if every check held, 1 if one did not or the device cannot
-//! be opened, 2 if there is no driver that works.
+//! gpu --bundle`) and run it where the GPU is. It ends with 0 if every check held; 1 if one did not or could not be
+//! shown, something was lost, or the driver or the device does not work; 2 for wrong usage; 3 if there is no GPU: no
+//! driver is installed, or it finds no device.
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -14,8 +15,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Context;
+use checks::NotShown;
 use clap::Parser;
-use slab_cuda::{CudaError, Device, Driver};
+use slab_cuda::{CudaError, Device, Driver, Unavailable};
 
 /// Tests and measures on a GPU of this machine, and prints a report
 #[derive(Parser)]
@@ -58,8 +60,8 @@ fn main() -> ExitCode {
         Ok(device) => device,
         Err(error) => {
             eprintln!("gpu-check: {error:#}");
-            let is_missing = matches!(error.downcast_ref(), Some(CudaError::Unavailable(_)));
-            return ExitCode::from(if is_missing { 2 } else { 1 });
+            let is_missing = error.downcast_ref().is_some_and(has_no_gpu);
+            return ExitCode::from(if is_missing { NO_GPU } else { 1 });
         }
     };
     let effort = if args.quick {
@@ -75,6 +77,21 @@ fn main() -> ExitCode {
             eprintln!("gpu-check: measuring failed: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// What the program ends with where there is nothing to test. Not 2, which wrong usage ends with.
+const NO_GPU: u8 = 3;
+
+/// Whether the machine has no GPU. One with a driver that does not work has.
+fn has_no_gpu(error: &CudaError) -> bool {
+    /// `CUDA_ERROR_NO_DEVICE`.
+    const NO_DEVICE: u32 = 100;
+    match error {
+        CudaError::Unavailable(Unavailable::NoLibrary { .. }) => true,
+        CudaError::Unavailable(Unavailable::InitFailed { code, .. }) => code.number() == NO_DEVICE,
+        CudaError::NoSuchDevice { count, .. } => *count == 0,
+        _ => false,
     }
 }
 
@@ -107,14 +124,18 @@ fn open(ordinal: u32) -> anyhow::Result<Device> {
     Ok(device)
 }
 
-/// Runs every check, and returns how many failed.
+/// Runs every check, and returns how many did not hold.
 fn check(device: &Device, effort: Effort) -> usize {
     println!("\n## Checks\n\n| check | result | seconds |\n| --- | --- | --- |");
-    let mut failed = 0;
+    let (mut failed, mut not_shown) = (0, 0);
     for (name, check) in checks::ALL {
         let begin = Instant::now();
         let result = match check(device, effort) {
             Ok(()) => "held".to_owned(),
+            Err(error) if error.is::<NotShown>() => {
+                not_shown += 1;
+                format!("not shown: {error}")
+            }
             Err(error) => {
                 failed += 1;
                 format!("FAILED: {error:#}")
@@ -129,10 +150,10 @@ fn check(device: &Device, effort: Effort) -> usize {
     }
     let lost = device.lost();
     println!(
-        "\n{} of {} checks held; {} memories, events or streams lost.",
-        checks::ALL.len() - failed,
+        "\n{} of {} checks held, {failed} failed, {not_shown} not shown; {} memories, events or streams lost.",
+        checks::ALL.len() - failed - not_shown,
         checks::ALL.len(),
         lost.count
     );
-    failed + usize::from(lost.count > 0)
+    failed + not_shown + usize::from(lost.count > 0)
 }

@@ -205,7 +205,7 @@ fn reclaim(device: &Device, effort: Effort) -> Result<()> {
         count as f64 / seconds,
         micros(at(0.5)),
         micros(at(0.99)),
-        items.waited,
+        items.refused,
     );
     Ok(())
 }

@@ -31,6 +31,8 @@ pub(crate) struct Items {
     pub(crate) pool: SharedPool<u64, ()>,
     pub(crate) timelines: Timelines,
     /// Answers of the pool that there is no room yet.
+    pub(crate) refused: usize,
+    /// Polls after such answers that found loans or events still pending: there was something to wait for.
     pub(crate) waited: usize,
 }
 
@@ -41,6 +43,7 @@ impl Items {
         Ok(Self {
             pool,
             timelines,
+            refused: 0,
             waited: 0,
         })
     }
@@ -58,8 +61,8 @@ impl Items {
                 Reserve::Full => {}
                 Reserve::TooLarge => bail!("{len} bytes are too many for the pool"),
             }
-            self.waited += 1;
-            self.timelines.poll()?;
+            self.refused += 1;
+            self.waited += usize::from(self.timelines.poll()? > 0);
             ensure!(
                 Instant::now() < deadline,
                 "no room although everything that was lent has come back"
