@@ -48,7 +48,8 @@ pub struct ConsumerConfig {
     pub residents_max: u32,
     /// Times, limits, and who takes items.
     pub reservations: ReservationConfig,
-    /// Longest wait of a reserve for bytes that are on their way back. Host slabs never wait.
+    /// Longest wait of a reserve for bytes that are on their way back. Host slabs never wait; with
+    /// `Consumer::start_on_device` it is the caller's polls that bring them back.
     pub claim_wait: Duration,
 }
 

@@ -90,7 +90,13 @@ fn bytes_of_an_item_that_a_kernel_reads_are_not_reused_before_it_has_ended() {
     }
     assert_eq!(fake.touching(memory.address(), POOL), 1);
 
+    // The kernel ends, which the consumer does not find out by itself.
     fake.hold(&stream, false);
+    fake.advance_all();
+    assert_eq!(fake.touching(memory.address(), POOL), 0);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(under_way.poll().is_none(), "nobody has polled");
+
     let deadline = soon();
     let report = loop {
         timelines.poll().unwrap();
