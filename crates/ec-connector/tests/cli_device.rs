@@ -6,9 +6,10 @@ mod processes;
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use cuda_fake::library_path;
-use processes::{Consumer, Process, file_of, push, with};
+use processes::{Consumer, PATIENCE, Process, file_of, push, with};
 
 /// A folder in which the loader looks for the driver: `library` is there under the driver's name, if given.
 struct Folder(tempfile::TempDir);
@@ -139,12 +140,13 @@ fn end(mut consumer: Consumer) {
 
 /// Runs `consume` and `demo` with what cannot work; both have to say the same and end with code 2.
 fn refused(folder: &Folder, variables: &[(&str, &str)], device: &str) -> String {
-    let consume = ["consume", "--listen", "127.0.0.1:0", "--pool", "1MiB"];
-    let commands: [Vec<&str>; 2] = [
-        [&consume[..], &["--device", device]].concat(),
-        vec![
-            "demo", "--device", device, "--items", "2", "--pool", "64MiB",
-        ],
+    refused_pool(folder, variables, &["--device", device, "--pool", "64MiB"])
+}
+
+fn refused_pool(folder: &Folder, variables: &[(&str, &str)], of_pool: &[&str]) -> String {
+    let commands = [
+        [&["consume", "--listen", "127.0.0.1:0"], of_pool].concat(),
+        [&["demo", "--items", "2"], of_pool].concat(),
     ];
     let said: Vec<String> = commands
         .iter()
@@ -210,32 +212,20 @@ fn without_a_driver_the_error_says_what_to_install() {
 #[test]
 fn a_pool_larger_than_the_device_is_refused_with_advice() {
     let folder = Folder::with(Some(&library_path()));
-    let mut process = folder.start(
-        "immediate",
-        &[],
-        &[
-            "consume",
-            "--listen",
-            "127.0.0.1:0",
-            "--pool",
-            "64GiB",
-            "--device",
-            "cuda:0",
-        ],
+    let errors = refused_pool(&folder, &[], &["--device", "cuda:0", "--pool", "64GiB"]);
+    assert!(
+        errors.contains("cuda:0 has no 68719476736 bytes to give; choose a smaller --pool"),
+        "{errors}"
     );
-    assert_eq!(process.text(), None);
-    assert_eq!(process.code(), 2, "{}", process.errors());
-    let errors = process.errors();
-    assert!(errors.contains("choose a smaller --pool"), "{errors}");
-    assert!(errors.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{errors}");
+    assert!(errors.contains("CUDA_ERROR_OUT_OF_MEMORY (2)"), "{errors}");
 }
 
-/// Starts a consumer on a device whose copies fail: that many, from the `nth` on.
-fn failing_consumer(folder: &Folder, nth: u64, count: u64) -> Consumer {
-    let fail = format!("cuMemcpyAsync:{nth}:{count}:700");
+/// Starts a consumer on a device of which those calls fail.
+fn failing_consumer(folder: &Folder, fail: &str, more: &[&str]) -> Consumer {
     let consume = ["consume", "--json", "--listen", "127.0.0.1:0"];
-    let args = [&consume[..], &["--pool", "8MiB", "--device", "cuda:0"]].concat();
-    Consumer::of(folder.start("immediate", &[("CUDA_FAKE_FAIL", &fail)], &args))
+    let device = ["--pool", "8MiB", "--device", "cuda:0"];
+    let args = [&consume, &device, more].concat();
+    Consumer::of(folder.start("immediate", &[("CUDA_FAKE_FAIL", fail)], &args))
 }
 
 #[test]
@@ -243,7 +233,7 @@ fn a_copy_to_the_device_that_fails_once_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let file = file_of(dir.path(), "model.safetensors", 6, 100_000);
     let folder = Folder::with(Some(&library_path()));
-    let mut consumer = failing_consumer(&folder, 1, 1);
+    let mut consumer = failing_consumer(&folder, "cuMemcpyAsync:1:1:700", &[]);
     // The engine closes the connection of that write instead of acknowledging it, and the producer writes again.
     let (code, pushed) = push(&consumer.control, &[&file], &[]);
     assert_eq!(code, 0, "{pushed:?}");
@@ -263,11 +253,80 @@ fn a_consumer_whose_device_has_failed_for_good_says_so_and_ends() {
     let file = file_of(dir.path(), "model.safetensors", 1, 100_000);
     let folder = Folder::with(Some(&library_path()));
     // The first copy brings the item, the second one would read it.
-    let mut consumer = failing_consumer(&folder, 2, 1_000_000);
+    let consumer = failing_consumer(&folder, "cuMemcpyAsync:2:1000000:700", &[]);
     let (_, pushed) = push(&consumer.control, &[&file], &["--timeout", "5"]);
     assert_eq!(pushed.len(), 1);
-    assert_eq!(consumer.process.code(), 1);
+    says_that_the_device_has_failed(consumer, "code 700");
+}
+
+fn says_that_the_device_has_failed(mut consumer: Consumer, code: &str) {
+    assert_eq!(consumer.process.code(), 1, "{}", consumer.process.errors());
     let errors = consumer.process.errors();
-    assert!(errors.contains("cannot read the item's bytes"), "{errors}");
-    assert!(errors.contains("700"), "{errors}");
+    let last = errors
+        .lines()
+        .find(|line| line.starts_with("ec-connector: "));
+    let last = last.expect("it says why it ends");
+    assert!(last.contains("cuda:0 has failed: "), "{errors}");
+    assert!(last.contains(code), "{errors}");
+}
+
+#[test]
+fn a_consumer_to_whose_device_nothing_can_be_copied_ends_whether_or_not_it_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_of(dir.path(), "model.safetensors", 1, 100_000);
+    let folder = Folder::with(Some(&library_path()));
+    for more in [&[][..], &["--no-take"]] {
+        let consumer = failing_consumer(&folder, "cuMemcpyAsync:1:1000000:700", more);
+        let (code, pushed) = push(&consumer.control, &[&file], &["--timeout", "5"]);
+        assert_eq!(code, 1, "{pushed:?}");
+        says_that_the_device_has_failed(consumer, "code 700");
+    }
+}
+
+#[test]
+fn a_consumer_whose_idle_device_fails_for_good_ends_whether_or_not_it_takes() {
+    let folder = Folder::with(Some(&library_path()));
+    for more in [&[][..], &["--no-take"]] {
+        let consumer = failing_consumer(&folder, "cuMemGetInfo_v2:2:1000000:700", more);
+        says_that_the_device_has_failed(consumer, "cuMemGetInfo_v2 failed: ");
+    }
+}
+
+#[test]
+fn a_consumer_survives_looks_at_its_device_that_fail_for_a_moment() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_of(dir.path(), "model.safetensors", 2, 100_000);
+    let folder = Folder::with(Some(&library_path()));
+    let mut consumer = failing_consumer(&folder, "cuMemGetInfo_v2:1:2:700", &[]);
+    let deadline = Instant::now() + PATIENCE;
+    while consumer
+        .process
+        .errors()
+        .matches("a look at the device")
+        .count()
+        < 2
+    {
+        assert!(Instant::now() < deadline, "it does not look");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (code, pushed) = push(&consumer.control, &[&file], &[]);
+    assert_eq!(code, 0, "{pushed:?}");
+    for _ in 0..2 {
+        consumer.process.row();
+    }
+    end(consumer);
+}
+
+#[test]
+fn a_demo_whose_device_fails_ends_and_says_why() {
+    let folder = Folder::with(Some(&library_path()));
+    let fail = [("CUDA_FAKE_FAIL", "cuMemcpyAsync:1:1000000:700")];
+    let mut demo = folder.start("immediate", &fail, &DEMO);
+    assert_eq!(demo.rows().len(), 0);
+    assert_eq!(demo.code(), 1, "{}", demo.errors());
+    let errors = demo.errors();
+    assert!(
+        errors.contains("cannot copy to cuda:0: the driver failed the copy with code 700"),
+        "{errors}"
+    );
 }

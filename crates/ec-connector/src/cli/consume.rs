@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::{Args, value_parser};
 use ec_connector::{
-    Consumer, ConsumerConfig, ConsumerError, ItemStatus, MmHash, OutputError, Shutdown, TakePolicy,
-    TakenItem, TransferId, write_tensor_file,
+    Consumer, ConsumerConfig, ConsumerError, ItemError, ItemStatus, MmHash, OutputError, Shutdown,
+    TakePolicy, TakenItem, TransferId, write_tensor_file,
 };
 use mooncake_transport::tcp::{TcpConfig, TcpEngine};
 use mooncake_transport::{Engine, EngineError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
-use super::device::{DeviceName, memory, parse_device};
+use super::device::{DeviceName, POOL_ADVICE, Watch, memory, parse_device};
 use super::exit::{Failure, Outcome};
 use super::output::Output;
 use super::signals::Stop;
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &ConsumeArgs) -> Result<Outcome, Failure> {
     }
     let listen = resolve(&args.listen)?;
     raise_descriptor_limit();
-    let consumer = start(args, listen)?;
+    let (consumer, mut watch) = start(args, listen)?;
     let control = match &args.advertise {
         Some(host) if host.contains(':') && !host.starts_with('[') => {
             format!("tcp://[{host}]:{}", consumer.address().port())
@@ -132,6 +132,7 @@ pub(crate) fn run(args: &ConsumeArgs) -> Result<Outcome, Failure> {
         if !consumer.is_serving() {
             return Err(anyhow::anyhow!("the control server has failed; see the log").into());
         }
+        look_at(&mut watch)?;
         intake.next(&consumer, Instant::now() + TICK)?;
     }
 
@@ -139,7 +140,8 @@ pub(crate) fn run(args: &ConsumeArgs) -> Result<Outcome, Failure> {
     consumer.begin_shutdown(Shutdown::Finish);
     let deadline = Instant::now() + drain;
     while !consumer.is_exhausted() && Instant::now() < deadline {
-        intake.next(&consumer, deadline)?;
+        look_at(&mut watch)?;
+        intake.next(&consumer, deadline.min(Instant::now() + TICK))?;
     }
     // From here on producers are told that nobody gets what they complete.
     consumer.begin_shutdown(Shutdown::Cancel);
@@ -156,6 +158,15 @@ pub(crate) fn run(args: &ConsumeArgs) -> Result<Outcome, Failure> {
     })
 }
 
+/// Ends the consumer if the device with its pool has failed: nothing that it holds can be read, and nothing more
+/// arrives.
+fn look_at(watch: &mut Option<Watch>) -> Result<(), Failure> {
+    match watch {
+        Some(watch) => Ok(watch.look(Instant::now())?),
+        None => Ok(()),
+    }
+}
+
 /// Lets the process open as many descriptors as it is allowed to: each producer needs a few.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
@@ -169,7 +180,8 @@ fn raise_descriptor_limit() {
     }
 }
 
-fn start(args: &ConsumeArgs, listen: SocketAddr) -> Result<Consumer, Failure> {
+/// The consumer, and what looks after the device of its pool, if it is on one.
+fn start(args: &ConsumeArgs, listen: SocketAddr) -> Result<(Consumer, Option<Watch>), Failure> {
     // First: what is missing should be said before anything listens.
     let device_memory = args
         .device
@@ -194,11 +206,14 @@ fn start(args: &ConsumeArgs, listen: SocketAddr) -> Result<Consumer, Failure> {
         }
     };
     let engine = Arc::new(engine) as Arc<dyn Engine>;
-    match device_memory {
-        Some(memory) => Consumer::start_in(engine, memory, config),
-        None => Consumer::start(engine, config),
-    }
-    .map_err(explain_start)
+    let (started, watch) = match device_memory {
+        Some(on_device) => (
+            Consumer::start_in(engine, on_device.memory, config),
+            Some(on_device.watch),
+        ),
+        None => (Consumer::start(engine, config), None),
+    };
+    Ok((started.map_err(explain_start)?, watch))
 }
 
 /// Adds what to do about an engine that does not start.
@@ -217,7 +232,7 @@ fn explain_engine(error: EngineError) -> Failure {
 /// Adds what to do about a consumer that does not start.
 fn explain_start(error: ConsumerError) -> Failure {
     let advice = match &error {
-        ConsumerError::Slab { .. } | ConsumerError::Pool { .. } => "choose another --pool size",
+        ConsumerError::Slab { .. } | ConsumerError::Pool { .. } => POOL_ADVICE,
         ConsumerError::Server(_) => "choose another --listen address or port",
         _ => return error.into(),
     };
@@ -287,7 +302,7 @@ impl Intake<'_> {
 
     fn receive(&mut self, item: TakenItem) -> Result<(), Failure> {
         self.count(item.transfer_id());
-        let digest = item.digest()?;
+        let digest = item.digest().map_err(|error| self.unreadable(error))?;
         let (path, error) = match &self.args.out {
             Some(dir) => match write_item(dir, &digest.sha256, &item) {
                 Ok(path) => (Some(path), None),
@@ -335,6 +350,15 @@ impl Intake<'_> {
             self.kept.insert(item.mm_hash().clone(), item);
         }
         Ok(())
+    }
+
+    /// Items of a pool in host memory can always be read.
+    fn unreadable(&self, error: ItemError) -> anyhow::Error {
+        let error = anyhow::Error::new(error);
+        match self.args.device {
+            Some(device) => error.context(format!("{device} has failed")),
+            None => error,
+        }
     }
 
     fn report_ready(&mut self, item: &ItemStatus) -> Result<(), Failure> {

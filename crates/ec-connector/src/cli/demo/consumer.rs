@@ -5,16 +5,15 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 use clap::Args;
-use ec_connector::{Consumer, ConsumerConfig, TakePolicy, TakenItem, TensorFile};
+use ec_connector::{Consumer, ConsumerConfig, ConsumerError, TakePolicy, TakenItem, TensorFile};
 use mooncake_transport::Engine;
 use mooncake_transport::tcp::{TcpConfig, TcpEngine};
-use slab_memory::Memory;
 
 use super::message::{FromConsumer, Origin, ToConsumer, Verify};
 use super::{ROUND_ITEMS_MAX, next_message};
-use crate::cli::device::{DeviceName, memory, parse_device};
+use crate::cli::device::{DeviceName, POOL_ADVICE, memory, parse_device};
 use crate::cli::exit::{Failure, Outcome};
 use crate::cli::output::Output;
 use crate::cli::size::parse_size;
@@ -40,6 +39,7 @@ pub(super) fn run(args: &DemoConsumerArgs) -> Result<Outcome, Failure> {
     let consumer = match start(args) {
         Ok(consumer) => consumer,
         Err(error) => {
+            let error = format!("{error:#}");
             say(&FromConsumer::Error { error })?;
             return Ok(Outcome::SomeFailed);
         }
@@ -64,24 +64,24 @@ pub(super) fn run(args: &DemoConsumerArgs) -> Result<Outcome, Failure> {
 }
 
 /// Starts the consumer, or says why not and what to do about it.
-fn start(args: &DemoConsumerArgs) -> Result<Consumer, String> {
-    let memory = match args.device {
-        Some(device) => Some(memory(device, args.pool).map_err(|error| format!("{error:#}"))?),
-        None => None,
-    };
-    start_in(args, memory).map_err(|error| format!("{error:#}; choose another --pool size"))
-}
-
-fn start_in(args: &DemoConsumerArgs, memory: Option<Arc<dyn Memory>>) -> Result<Consumer> {
+fn start(args: &DemoConsumerArgs) -> Result<Consumer> {
+    let on_device = args.device.map(|device| memory(device, args.pool));
+    let on_device = on_device.transpose()?;
     let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let engine = Arc::new(TcpEngine::start(TcpConfig::default())?) as Arc<dyn Engine>;
     let mut config = ConsumerConfig::new(loopback, 0, args.pool);
     config.reservations.take = TakePolicy::OnReady {
         taken_max: ROUND_ITEMS_MAX,
     };
-    Ok(match memory {
-        Some(memory) => Consumer::start_in(engine, memory, config)?,
-        None => Consumer::start(engine, config)?,
+    let started = match on_device {
+        Some(on_device) => Consumer::start_in(engine, on_device.memory, config),
+        None => Consumer::start(engine, config),
+    };
+    started.map_err(|error| match &error {
+        ConsumerError::Slab { .. } | ConsumerError::Pool { .. } => {
+            Error::new(error).context(POOL_ADVICE)
+        }
+        _ => error.into(),
     })
 }
 

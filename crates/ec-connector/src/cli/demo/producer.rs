@@ -139,7 +139,7 @@ fn move_to_device(device: DeviceName, items: &mut [(usize, Item)]) -> Result<(),
     if total == 0 {
         return Ok(());
     }
-    let memory = memory(device, total).map_err(Failure::usage)?;
+    let memory = memory(device, total).map_err(Failure::usage)?.memory;
     let mut offset = 0;
     for ((_, item), len) in items.iter_mut().zip(lens) {
         let bytes = match &item.source {
@@ -155,7 +155,7 @@ fn move_to_device(device: DeviceName, items: &mut [(usize, Item)]) -> Result<(),
         };
         memory
             .copy_in(offset, &bytes)
-            .context("cannot copy to the device")?;
+            .with_context(|| format!("cannot copy to {device}"))?;
         item.source = Source::Memory {
             memory: Arc::clone(&memory),
             range: offset..offset + len,
