@@ -220,6 +220,35 @@ fn a_pool_larger_than_the_device_is_refused_with_advice() {
     assert!(errors.contains("CUDA_ERROR_OUT_OF_MEMORY (2)"), "{errors}");
 }
 
+#[test]
+fn a_pool_that_no_memory_can_have_is_refused_as_on_the_host() {
+    let folder = Folder::with(Some(&library_path()));
+    let on_host = refused_pool(&folder, &[], &["--pool", "0"]);
+    assert!(on_host.contains("choose another --pool size"), "{on_host}");
+    let on_device = refused_pool(&folder, &[], &["--pool", "0", "--device", "cuda:0"]);
+    assert_eq!(on_device, on_host);
+    // Beyond what an address can reach.
+    let endless = ["--pool", "9223372036854775808", "--device", "cuda:0"];
+    let endless = refused_pool(&folder, &[], &endless);
+    assert!(
+        endless.contains("choose another --pool size: a memory cannot have"),
+        "{endless}"
+    );
+}
+
+#[test]
+fn what_else_fails_when_the_pool_is_made_is_said_without_advice_about_its_size() {
+    let folder = Folder::with(Some(&library_path()));
+    let fail = [("CUDA_FAKE_FAIL", "cuMemAlloc_v2:1:1:719")];
+    let errors = refused(&folder, &fail, "cuda:0");
+    assert!(
+        errors.contains("cannot take 67108864 bytes of the memory of cuda:0: cuMemAlloc_v2 failed"),
+        "{errors}"
+    );
+    assert!(errors.contains("(719)"), "{errors}");
+    assert!(!errors.contains("--pool"), "{errors}");
+}
+
 /// Starts a consumer on a device of which those calls fail.
 fn failing_consumer(folder: &Folder, fail: &str, more: &[&str]) -> Consumer {
     let consume = ["consume", "--json", "--listen", "127.0.0.1:0"];

@@ -92,13 +92,28 @@ pub(crate) const POOL_ADVICE: &str = "choose another --pool size";
 #[cfg(feature = "cuda")]
 pub(crate) fn memory(device: DeviceName, len: u64) -> anyhow::Result<DeviceMemory> {
     use anyhow::Context;
-    use slab_cuda::{DeviceSlab, Driver};
+    use ec_connector::ConsumerError;
+    use slab_cuda::{CudaError, DeviceSlab, Driver};
+    use slab_memory::SlabError;
 
+    if len == 0 {
+        let source = SlabError::Empty;
+        let error = ConsumerError::Slab { bytes: 0, source };
+        return Err(anyhow::Error::new(error).context(POOL_ADVICE));
+    }
     let DeviceName::Cuda(ordinal) = device;
     let opened = Driver::load().and_then(|driver| driver.device(ordinal));
     let opened = opened.with_context(|| format!("--device {device} cannot be used"))?;
-    let slab = DeviceSlab::new(&opened, len)
-        .with_context(|| format!("{device} has no {len} bytes to give; choose a smaller --pool"))?;
+    let slab = DeviceSlab::new(&opened, len).map_err(|error| {
+        let advice = match &error {
+            CudaError::Driver { code, .. } if code.number() == OUT_OF_MEMORY as u32 => {
+                format!("{device} has no {len} bytes to give; choose a smaller --pool")
+            }
+            CudaError::InvalidLength { .. } => POOL_ADVICE.to_owned(),
+            _ => format!("cannot take {len} bytes of the memory of {device}"),
+        };
+        anyhow::Error::new(error).context(advice)
+    })?;
     let slab: Arc<dyn Memory> = Arc::new(slab);
     let memory = Arc::clone(&slab);
     let probe = move || probe(&opened, &*slab);
