@@ -347,6 +347,28 @@ fn a_consumer_survives_looks_at_its_device_that_fail_for_a_moment() {
 }
 
 #[test]
+fn a_demo_whose_device_fails_while_it_pushes_sums_up_what_went_well() {
+    let folder = Folder::with(Some(&library_path()));
+    // The producer's tensors take some 210 copies, which it then sends with as many.
+    let fail = [("CUDA_FAKE_FAIL", "cuMemcpyAsync:300:1000000:700")];
+    let args = ["demo", "--device", "cuda:0", "--json", "--items", "8"];
+    let mut demo = folder.start("immediate", &fail, &args);
+    let rows = demo.rows();
+    assert_eq!(demo.code(), 1, "{}", demo.errors());
+    let [summary] = rows.as_slice() else {
+        panic!("one line expected, got {rows:?}")
+    };
+    assert_eq!(summary["items"], 8);
+    assert!(summary["verified"].as_u64().unwrap() < 8, "{summary}");
+    let errors = demo.errors();
+    assert!(errors.contains("push failed: "), "{errors}");
+    assert!(
+        errors.contains("the driver failed the copy with code 700"),
+        "{errors}"
+    );
+}
+
+#[test]
 fn a_demo_whose_device_fails_ends_and_says_why() {
     let folder = Folder::with(Some(&library_path()));
     let fail = [("CUDA_FAKE_FAIL", "cuMemcpyAsync:1:1000000:700")];

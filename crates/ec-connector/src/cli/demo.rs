@@ -119,8 +119,8 @@ pub(crate) fn run(args: &DemoArgs) -> Result<Outcome, Failure> {
         verify_round(&mut consumer, verify, &mut tally, &output, &stop)?;
     }
     output.finish_bar();
-    producer.finish()?;
-    consumer.finish()?;
+    // A consumer that cannot stop cleanly, because a write was lost, takes nothing from what was found before.
+    let ended = producer.finish().and_then(|()| consumer.finish());
 
     let summary = tally.summary(items.len(), total);
     if let Some(snapshot) = map {
@@ -131,6 +131,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<Outcome, Failure> {
     }
     output.say(&format!("\n{}", summary.text()))?;
     output.object(&summary)?;
+    ended?;
     Ok(if summary.is_clean() {
         Outcome::Done
     } else {
