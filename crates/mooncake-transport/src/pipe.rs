@@ -3,7 +3,8 @@
 //!
 //! It is compatible, in both directions, with the pipe that vLLM had over Mooncake: the same
 //! configuration file, ports, sockets and messages. What is sent is copied once, into a registered
-//! slab; what is received stays in the slab it was read to, and is parsed there.
+//! slab; what is received stays in the slab it was read to, and is parsed there. Each direction has a thread that
+//! hears of its connection, and works on those of its callers.
 //!
 //! Invariants: the two directions share nothing that one could wait for the other in; a buffer is
 //! reused only after the answer to its own notice, or after the engine serves no more reads; every
@@ -41,6 +42,7 @@ mod receiver;
 mod sender;
 mod socket;
 mod state;
+mod watch;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, ToSocketAddrs};
@@ -60,7 +62,7 @@ pub use sender::{PipeSender, Tensor};
 
 use self::buffers::Buffers;
 use self::receiver::ReceiverParts;
-use self::socket::{Incoming, Monitors, Outgoing};
+use self::socket::{Incoming, Outgoing};
 use self::state::{SendLimits, SendMachine};
 use crate::engine::Engine;
 use crate::error::IoFailure;
@@ -151,9 +153,7 @@ impl Pipe {
         let received_registration = engine.register(received.slab().clone(), Access::Local)?;
 
         let context = zmq::Context::new();
-        let monitors = Monitors::default();
-        let connect =
-            |port, name| Incoming::connect(&context, &other.at(port), name, linger, &monitors);
+        let connect = |port, name| Incoming::connect(&context, &other.at(port), name, linger);
         let notices = Outgoing::bind(&context, address, own.notices, linger)?;
         let answers = Outgoing::bind(&context, address, own.answers, linger)?;
         let peer_is_new = Arc::new(AtomicBool::new(false));
@@ -216,9 +216,8 @@ impl Pipe {
     }
 }
 
-/// The store that the configuration names, if it does: for real engines `P2PHANDSHAKE` wins over any
-/// backend, and a scheme over the backend.
-/// The store that the configuration names, which is given no more time than the bytes of a tensor.
+/// The store that the configuration names, if it does, which is given no more time than the bytes of a tensor.
+/// For real engines `P2PHANDSHAKE` wins over any backend, and a scheme over the backend.
 fn store_of(
     config: &PipeConfig,
     options: &PipeOptions,

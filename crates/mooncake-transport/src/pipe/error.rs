@@ -89,6 +89,12 @@ pub enum StartError {
         /// The library's answer.
         source: SocketReason,
     },
+    /// The thread that watches a connection could not be started.
+    #[error("cannot start a thread")]
+    Thread {
+        /// The system's answer.
+        source: IoFailure,
+    },
 }
 
 /// Why bytes could not be read from the peer's engine.

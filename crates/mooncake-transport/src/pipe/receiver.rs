@@ -104,7 +104,7 @@ impl ReceivedTensor {
     }
 }
 
-/// The receiving direction of a pipe. It has no thread of its own: the peer's tensors stay at the
+/// The receiving direction of a pipe. It works on its callers' threads: the peer's tensors stay at the
 /// peer until [`recv`](Self::recv) fetches them.
 pub struct PipeReceiver {
     // Dropped in this order: no answers any more, then the engine, then the memory.

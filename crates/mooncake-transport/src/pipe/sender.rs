@@ -30,7 +30,7 @@ pub struct Tensor<'a> {
 
 /// The sending direction of a pipe.
 ///
-/// It has no thread of its own: answers are taken by [`send`](Self::send), [`poll`](Self::poll) and
+/// It works on its callers' threads: answers are taken by [`send`](Self::send), [`poll`](Self::poll) and
 /// [`flush`](Self::flush). Dropping it without a flush gives up what is not answered yet.
 pub struct PipeSender {
     // Dropped in this order: nobody is told of buffers any more, then nobody reads them, then they go.

@@ -2,14 +2,14 @@
 //! thread at a time.
 //!
 //! Liveness is read off the connecting sockets: they have one connection each, whose ups and downs
-//! their monitor reports. A binding socket may have any number, which cannot be told apart.
+//! are watched. A binding socket may have any number, which cannot be told apart.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::{SocketReason, StartError};
 use super::frame::{FRAME_BYTES_MAX, FRAMES_KEPT};
+use super::watch::{Link, Watch};
 
 /// Keep-alive of the connections, in seconds and probes: a host that vanished is noticed in half a
 /// minute, where the system's default would take hours.
@@ -17,69 +17,14 @@ const KEEPALIVE_IDLE_S: i32 = 10;
 const KEEPALIVE_INTERVAL_S: i32 = 5;
 const KEEPALIVE_PROBES: i32 = 4;
 
-/// What is known of a connection that is made again by itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Link {
-    /// How often it was made.
-    ups: u32,
-    is_up: bool,
-}
-
-impl Link {
-    fn handle_up(&mut self) {
-        self.ups = self.ups.saturating_add(1);
-        self.is_up = true;
-    }
-
-    fn handle_down(&mut self) {
-        self.is_up = false;
-    }
-
-    /// It has been there.
-    pub(super) fn was_up(self) -> bool {
-        self.ups > 0
-    }
-
-    /// It was there and is not.
-    pub(super) fn is_gone(self) -> bool {
-        self.ups > 0 && !self.is_up
-    }
-
-    /// It is not the first one any more.
-    pub(super) fn is_another(self) -> bool {
-        self.ups > 1
-    }
-}
-
 /// A socket that binds, and sends.
 pub(super) struct Outgoing(zmq::Socket);
 
-/// A socket that connects, and receives; with the monitor of its connection.
+/// A socket that connects, and receives; with the watch over its connection.
 pub(super) struct Incoming {
+    // Dropped in this order: the watch ends once the socket is closed.
     socket: zmq::Socket,
-    /// There until it is dropped.
-    monitor: Option<zmq::Socket>,
-    link: Link,
-    monitors: Monitors,
-}
-
-/// The monitors of sockets that are closed, for both directions of a pipe: they live as long as either.
-///
-/// Closing a socket returns before the library has done it, and until then the library tells the monitor that
-/// the connection has ended. It waits for a monitor that is gone to come back, and its thread, which
-/// serves the other direction as well, waits with it.
-#[derive(Clone, Default)]
-pub(super) struct Monitors(Arc<Mutex<Vec<zmq::Socket>>>);
-
-impl Drop for Incoming {
-    fn drop(&mut self) {
-        let mut kept = self
-            .monitors
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        kept.extend(self.monitor.take());
-    }
+    watch: Watch,
 }
 
 fn prepare(socket: &zmq::Socket, linger: Duration) -> Result<(), zmq::Error> {
@@ -127,48 +72,33 @@ impl Outgoing {
 }
 
 impl Incoming {
-    /// `name` tells the sockets of one context apart, `monitors` are those of the pipe.
+    /// `name` tells the sockets of one context apart.
     pub(super) fn connect(
         context: &zmq::Context,
         target: &str,
         name: &str,
         linger: Duration,
-        monitors: &Monitors,
     ) -> Result<Self, StartError> {
         let endpoint = format!("tcp://{target}");
-        let make = || -> Result<Self, zmq::Error> {
-            let socket = context.socket(zmq::PULL)?;
-            prepare(&socket, linger)?;
-            let told = format!("inproc://{name}");
-            let events = zmq::SocketEvent::HANDSHAKE_SUCCEEDED.to_raw()
-                | zmq::SocketEvent::DISCONNECTED.to_raw();
-            socket.monitor(&told, i32::from(events))?;
-            let monitor = context.socket(zmq::PAIR)?;
-            monitor.set_linger(0)?;
-            // No bound: the library hands an event over with a send that waits while the queue is full, and
-            // its thread serves all sockets of the pipe. So events pile up while nobody calls this direction: two
-            // for each time that the connection is lost and made again, which is ten times a second at most
-            // (ZMQ_RECONNECT_IVL), of two short frames each. A connection that stays adds none.
-            monitor.set_rcvhwm(0)?;
-            monitor.connect(&told)?;
-            let incoming = Self {
-                socket,
-                monitor: Some(monitor),
-                link: Link::default(),
-                monitors: monitors.clone(),
-            };
-            incoming.socket.connect(&endpoint)?;
-            Ok(incoming)
-        };
-        make().map_err(|error| StartError::Socket {
+        let failed = |error| StartError::Socket {
             endpoint: endpoint.clone(),
             source: SocketReason::new(error),
-        })
+        };
+        let make = || -> Result<zmq::Socket, zmq::Error> {
+            let socket = context.socket(zmq::PULL)?;
+            prepare(&socket, linger)?;
+            Ok(socket)
+        };
+        let socket = make().map_err(failed)?;
+        let watch = Watch::start(context, &socket, name, &endpoint)?;
+        let incoming = Self { socket, watch };
+        incoming.socket.connect(&endpoint).map_err(failed)?;
+        Ok(incoming)
     }
 
     /// Says whether the connection has been there, as of the last look.
     pub(super) fn was_up(&self) -> bool {
-        self.link.was_up()
+        self.watch.link().was_up()
     }
 
     /// Takes a message, if one is there: its first frames, as many as are needed to see that there
@@ -195,33 +125,9 @@ impl Incoming {
         }
     }
 
-    fn monitor_item(&self) -> Option<zmq::PollItem<'_>> {
-        let monitor = self.monitor.as_ref()?;
-        Some(monitor.as_poll_item(zmq::POLLIN))
-    }
-
-    /// Reads what the monitor has to say, and returns how the connection is.
+    /// Takes what there is to know of the connection, and returns how it is.
     pub(super) fn link(&mut self) -> Result<Link, SocketReason> {
-        loop {
-            let Some(monitor) = &self.monitor else {
-                return Ok(self.link);
-            };
-            let event = match monitor.recv_multipart(zmq::DONTWAIT) {
-                Ok(frames) => frames,
-                Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => return Ok(self.link),
-                Err(error) => return Err(SocketReason::new(error)),
-            };
-            // Two bytes of event in the machine's own order, four of value, then the endpoint.
-            let kind = event
-                .first()
-                .and_then(|frame| frame.first_chunk::<2>())
-                .map(|bytes| u16::from_ne_bytes(*bytes));
-            if kind == Some(zmq::SocketEvent::HANDSHAKE_SUCCEEDED.to_raw()) {
-                self.link.handle_up();
-            } else if kind == Some(zmq::SocketEvent::DISCONNECTED.to_raw()) {
-                self.link.handle_down();
-            }
-        }
+        self.watch.look()
     }
 }
 
@@ -232,8 +138,10 @@ pub(super) fn wait(
     outgoing: Option<&Outgoing>,
     deadline: Instant,
 ) -> Result<(), SocketReason> {
-    let mut items = vec![incoming.socket.as_poll_item(zmq::POLLIN)];
-    items.extend(incoming.monitor_item());
+    let mut items = vec![
+        incoming.socket.as_poll_item(zmq::POLLIN),
+        incoming.watch.as_poll_item(),
+    ];
     items.extend(outgoing.map(|outgoing| outgoing.0.as_poll_item(zmq::POLLOUT)));
     poll(&mut items, deadline)
 }
@@ -244,8 +152,10 @@ pub(super) fn wait_to_send(
     outgoing: &Outgoing,
     deadline: Instant,
 ) -> Result<(), SocketReason> {
-    let mut items = vec![outgoing.0.as_poll_item(zmq::POLLOUT)];
-    items.extend(incoming.monitor_item());
+    let mut items = [
+        outgoing.0.as_poll_item(zmq::POLLOUT),
+        incoming.watch.as_poll_item(),
+    ];
     poll(&mut items, deadline)
 }
 
@@ -256,24 +166,5 @@ fn poll(items: &mut [zmq::PollItem<'_>], deadline: Instant) -> Result<(), Socket
     match zmq::poll(items, millis) {
         Ok(_) | Err(zmq::Error::EINTR) => Ok(()),
         Err(error) => Err(SocketReason::new(error)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // row: P7.7
-    #[test]
-    fn a_connection_is_gone_only_after_it_was_there() {
-        let mut link = Link::default();
-        link.handle_down();
-        assert!(!link.is_gone() && !link.is_another());
-        link.handle_up();
-        assert!(!link.is_gone() && !link.is_another());
-        link.handle_down();
-        assert!(link.is_gone() && !link.is_another());
-        link.handle_up();
-        assert!(!link.is_gone() && link.is_another());
     }
 }
