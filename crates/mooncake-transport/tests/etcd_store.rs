@@ -3,7 +3,7 @@
 
 mod scripted;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mooncake_transport::metadata::{
     AnswerError, EtcdStore, MetadataStore, StoreError, StoreTimeouts,
 };
-use scripted::{nobody, silent_server, web_server};
+use scripted::{closing_server, nobody, server, silent_server, web_server};
 
 const HEADER: &str = r#""header":{"revision":"2"}"#;
 
@@ -130,7 +130,15 @@ fn what_is_none_of_etcds_answers_is_a_typed_error() {
 #[test]
 fn servers_that_are_down_silent_or_without_a_leader_are_passed_over() {
     let good = || answering(answer(200, &format!("{{{HEADER}}}")));
-    for bad in [nobody(), silent_server(), answering(answer(503, ""))] {
+    for bad in [
+        nobody(),
+        silent_server(),
+        closing_server(),
+        // Before it has read the request, and in the middle of its answer.
+        server(drop),
+        answering(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{".to_vec()),
+        answering(answer(503, "")),
+    ] {
         let store = store(&[bad, good()]);
         let begin = Instant::now();
         assert_eq!(store.get("k", 10), Ok(None));
@@ -161,8 +169,35 @@ fn a_swap_that_a_server_may_have_made_is_not_made_again_by_another() {
         sender.send(head).unwrap();
         let _ = stream.write_all(&answer(200, &format!("{{{HEADER},\"succeeded\":true}}")));
     });
-    let store = store(&[silent_server(), counting]);
-    let error = store.swap("k", None, Some(b"v")).unwrap_err();
-    assert!(matches!(error, StoreError::Timeout { .. }));
+    let swap = |first| store(&[first, counting]).swap("k", None, Some(b"v"));
+    assert!(matches!(
+        swap(silent_server()),
+        Err(StoreError::Timeout { .. })
+    ));
+    assert!(matches!(
+        swap(closing_server()),
+        Err(StoreError::Connection { source, .. }) if source.kind() == ErrorKind::UnexpectedEof
+    ));
+    assert!(matches!(
+        swap(answering(answer(503, ""))),
+        Err(StoreError::Refused { status: 503, .. })
+    ));
     assert_eq!(calls.try_iter().count(), 0);
+    assert_eq!(swap(nobody()), Ok(true));
+    assert_eq!(calls.try_iter().count(), 1);
+}
+
+#[test]
+fn a_delete_that_was_made_twice_says_that_the_key_was_there() {
+    let empty = || answering(answer(200, &format!("{{{HEADER}}}")));
+    for first in [
+        silent_server(),
+        closing_server(),
+        answering(answer(503, "")),
+    ] {
+        assert_eq!(store(&[first, empty()]).delete("k"), Ok(true));
+    }
+    // Neither of these can have removed it.
+    assert_eq!(store(&[nobody(), empty()]).delete("k"), Ok(false));
+    assert_eq!(store(&[empty(), empty()]).delete("k"), Ok(false));
 }

@@ -24,7 +24,8 @@ pub enum StoreError {
         /// The time allowed for the whole call.
         timeout_ms: u64,
     },
-    /// The connection to the store failed half way. The next call tries anew.
+    /// The connection to the store failed half way, or the store closed it before it had answered (then the
+    /// kind of `source` is [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof)). The next call tries anew.
     #[error("the connection to the metadata store at {store} failed")]
     Connection {
         /// The store.
@@ -128,9 +129,6 @@ pub enum AnswerError {
     /// The answer does not start like one of HTTP.
     #[error("the answer is not HTTP/1")]
     NotHttp,
-    /// The answer ends before it should.
-    #[error("the answer is cut off")]
-    CutOff,
     /// A line of the head is too long, or there are too many.
     #[error("the head of the answer is too long")]
     HeadTooLong,

@@ -27,8 +27,9 @@ const AROUND_BYTES_MAX: u64 = 16 << 10;
 /// An etcd cluster, of version 3.4 or newer, asked over the JSON gateway that its servers have on their
 /// client port.
 ///
-/// Its [`swap`](MetadataStore::swap) is one transaction. There is no lease: what an engine publishes
-/// stays until it is deleted.
+/// Its [`swap`](MetadataStore::swap) is one transaction. A [`delete`](MetadataStore::delete) that one server
+/// may have carried out before another did says that the key was there. There is no lease: what an engine
+/// publishes stays until it is deleted.
 #[derive(Debug)]
 pub struct EtcdStore {
     servers: Vec<Dialer>,
@@ -88,7 +89,7 @@ impl EtcdStore {
         key: &str,
         len_max: u64,
         again: Again,
-    ) -> Result<A, StoreError> {
+    ) -> Result<Reply<A>, StoreError> {
         // Maps and strings always encode.
         let body = serde_json::to_vec(call).unwrap_or_default();
         let request = Request {
@@ -104,12 +105,14 @@ impl EtcdStore {
         };
         let first = self.preferred.load(Ordering::Relaxed) % count;
         let mut tried = 0;
+        let mut may_be_repeated = false;
         loop {
             let index = (first + tried) % count;
             let server = &self.servers[index];
             tried += 1;
             let answer = ask(server, share, &request);
             if tried < count && again.is_worth_it(&answer) {
+                may_be_repeated |= !matches!(answer, Err(StoreError::Unreachable { .. }));
                 continue;
             }
             let answer = answer?;
@@ -121,12 +124,23 @@ impl EtcdStore {
                 });
             }
             self.preferred.store(index, Ordering::Relaxed);
-            return serde_json::from_slice(&answer.body).map_err(|_| StoreError::Answer {
+            let answer = serde_json::from_slice(&answer.body).map_err(|_| StoreError::Answer {
                 store: server.store(),
                 source: AnswerError::NotEtcd,
+            })?;
+            return Ok(Reply {
+                answer,
+                may_be_repeated,
             });
         }
     }
+}
+
+/// What the server that was asked last has answered.
+struct Reply<A> {
+    answer: A,
+    /// A server that was asked before it may have carried out the call.
+    may_be_repeated: bool,
 }
 
 /// When another server is asked.
@@ -200,13 +214,13 @@ impl MetadataStore for EtcdStore {
             .saturating_mul(4)
             .div_ceil(3)
             .saturating_add(AROUND_BYTES_MAX);
-        let found: Found = self
+        let found: Reply<Found> = self
             .call("/v3/kv/range", &call, key, body_max, Again::Always)
             .map_err(|error| match error {
                 StoreError::TooLong { .. } => too_long(),
                 error => error,
             })?;
-        let Some(value) = found.into_value() else {
+        let Some(value) = found.answer.into_value() else {
             return Ok(None);
         };
         if value.len() as u64 > len_max {
@@ -220,15 +234,18 @@ impl MetadataStore for EtcdStore {
             key: encoded(key),
             value: encoded(value),
         };
-        let Done { .. } = self.call("/v3/kv/put", &call, key, AROUND_BYTES_MAX, Again::Always)?;
+        let path = "/v3/kv/put";
+        let _: Reply<Done> = self.call(path, &call, key, AROUND_BYTES_MAX, Again::Always)?;
         Ok(())
     }
 
     fn delete(&self, key: &str) -> Result<bool, StoreError> {
         let call = Key { key: encoded(key) };
         let path = "/v3/kv/deleterange";
-        let answer: Deleted = self.call(path, &call, key, AROUND_BYTES_MAX, Again::Always)?;
-        Ok(answer.any())
+        let deleted: Reply<Deleted> =
+            self.call(path, &call, key, AROUND_BYTES_MAX, Again::Always)?;
+        // Where it is not there any more, the server that was asked before may have removed it.
+        Ok(deleted.answer.any() || deleted.may_be_repeated)
     }
 
     fn swap(
@@ -259,8 +276,9 @@ impl MetadataStore for EtcdStore {
             compare: [compare],
             success: vec![operation],
         };
-        let answer: Txn = self.call("/v3/kv/txn", &call, key, AROUND_BYTES_MAX, Again::Unsent)?;
-        Ok(answer.succeeded())
+        let path = "/v3/kv/txn";
+        let swapped: Reply<Txn> = self.call(path, &call, key, AROUND_BYTES_MAX, Again::Unsent)?;
+        Ok(swapped.answer.succeeded())
     }
 
     fn value_end(&self) -> &'static str {

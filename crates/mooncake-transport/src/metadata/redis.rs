@@ -187,11 +187,14 @@ impl Session<'_> {
         };
         Err(match (sent, end) {
             (Err(error), _) | (Ok(()), Some(End::Failed(error))) => self.dialer.broken(&error),
+            (Ok(()), Some(End::Closed)) => {
+                let error = io::ErrorKind::UnexpectedEof.into();
+                self.dialer.broken(&error)
+            }
             (Ok(()), Some(End::TooLong)) => StoreError::TooLong {
                 key: self.key.to_owned(),
                 max: len_max,
             },
-            (Ok(()), Some(End::Closed)) => self.answer(AnswerError::CutOff),
             (Ok(()), None) => self.answer(AnswerError::NotRedis),
         })
     }

@@ -48,6 +48,11 @@ pub(crate) fn silent_server() -> SocketAddr {
     })
 }
 
+/// A server that takes a request, if it is given time to, and hangs up without an answer.
+pub(crate) fn closing_server() -> SocketAddr {
+    web_server(|stream, _, _| drop(stream))
+}
+
 /// An address where nobody listens.
 pub(crate) fn nobody() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -19,6 +19,7 @@ const BLOCK: usize = 16 << 10;
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum AnswerFailure {
+    /// The connection failed, or ended before the answer did (`UnexpectedEof`).
     Io(io::Error),
     Malformed(AnswerError),
     TooLong,
@@ -95,7 +96,7 @@ impl<R: Read> Input<'_, R> {
     fn fill(&mut self) -> Result<(), AnswerFailure> {
         while self.at == self.end {
             match self.from.read(&mut self.block) {
-                Ok(0) => return Err(AnswerError::CutOff.into()),
+                Ok(0) => return Err(AnswerFailure::Io(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => (self.at, self.end) = (0, count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(AnswerFailure::Io(error)),

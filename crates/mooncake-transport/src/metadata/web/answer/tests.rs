@@ -17,21 +17,32 @@ impl Read for Pieces<'_> {
     }
 }
 
+/// Why there is no answer, comparable.
+#[derive(Debug, PartialEq)]
+enum Refusal {
+    CutOff,
+    TooLong,
+    Malformed(AnswerError),
+}
+
 /// What an answer comes to, however it is cut.
-fn read(text: &[u8], len_max: u64) -> Result<(u16, Vec<u8>), Option<AnswerError>> {
+fn read(text: &[u8], len_max: u64) -> Result<(u16, Vec<u8>), Refusal> {
     let mut results = [1, 2, 3, 7, usize::MAX].map(|piece| {
         let answer = read_answer(&mut Pieces(text, piece), len_max);
         let answer = answer.map(|answer| (answer.status, answer.body));
         answer.map_err(|failure| match failure {
-            AnswerFailure::Malformed(error) => Some(error),
-            AnswerFailure::TooLong => None,
+            AnswerFailure::Malformed(error) => Refusal::Malformed(error),
+            AnswerFailure::TooLong => Refusal::TooLong,
+            AnswerFailure::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Refusal::CutOff
+            }
             AnswerFailure::Io(error) => panic!("memory does not fail: {error}"),
         })
     });
     for result in &results[1..] {
         assert_eq!(*result, results[0]);
     }
-    std::mem::replace(&mut results[0], Err(None))
+    std::mem::replace(&mut results[0], Err(Refusal::CutOff))
 }
 
 #[track_caller]
@@ -45,7 +56,11 @@ fn ok(text: &str, status: u16, body: &str) {
 
 #[track_caller]
 fn refused(text: &str, error: AnswerError) {
-    assert_eq!(read(text.as_bytes(), 100), Err(Some(error)), "{text}");
+    assert_eq!(
+        read(text.as_bytes(), 100),
+        Err(Refusal::Malformed(error)),
+        "{text}"
+    );
 }
 
 #[test]
@@ -90,7 +105,7 @@ fn an_answer_cut_anywhere_is_never_taken_for_a_whole_one() {
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n01234\r\n5\r\n56789\r\n0\r\n\r\n",
     ] {
         for cut in 0..text.len() {
-            refused(&text[..cut], AnswerError::CutOff);
+            assert_eq!(read(&text.as_bytes()[..cut], 100), Err(Refusal::CutOff));
         }
         ok(text, 200, "0123456789");
     }
@@ -101,12 +116,12 @@ fn an_answer_cut_anywhere_is_never_taken_for_a_whole_one() {
 fn bodies_longer_than_asked_for_are_not_read() {
     let head = "HTTP/1.1 200 OK\r\n";
     let long = format!("{head}Content-Length: 101\r\n\r\n");
-    assert_eq!(read(long.as_bytes(), 100), Err(None));
+    assert_eq!(read(long.as_bytes(), 100), Err(Refusal::TooLong));
     let chunks = format!("{head}Transfer-Encoding: chunked\r\n\r\n");
     let many = format!("{chunks}{}", "1\r\nx\r\n".repeat(101));
-    assert_eq!(read(many.as_bytes(), 100), Err(None));
+    assert_eq!(read(many.as_bytes(), 100), Err(Refusal::TooLong));
     let huge = format!("{chunks}ffffffffffffffff\r\n");
-    assert_eq!(read(huge.as_bytes(), 100), Err(None));
+    assert_eq!(read(huge.as_bytes(), 100), Err(Refusal::TooLong));
 }
 
 #[test]
