@@ -428,10 +428,34 @@ fn resolve_host(host: &str, port: u16) -> Result<Vec<SocketAddr>, IoFailure> {
         .strip_prefix('[')
         .and_then(|host| host.strip_suffix(']'))
         .unwrap_or(host);
-    let mut addresses: Vec<SocketAddr> = (bare, port).to_socket_addrs()?.collect();
-    addresses.truncate(ADDRESSES_MAX);
+    let addresses: Vec<SocketAddr> = (bare, port).to_socket_addrs()?.collect();
     if addresses.is_empty() {
         return Err(std::io::Error::from(std::io::ErrorKind::NotFound).into());
     }
-    Ok(addresses)
+    Ok(at_most(ADDRESSES_MAX, addresses))
+}
+
+/// Keeps `max` of the addresses, the same ones in whichever order a resolver lists them.
+fn at_most(max: usize, mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    if addresses.len() > max {
+        let mut kept = addresses.clone();
+        kept.sort_unstable();
+        kept.truncate(max);
+        addresses.retain(|address| kept.contains(address));
+    }
+    addresses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_addresses_the_same_are_kept_in_the_order_of_the_resolver() {
+        let of = |ports: [u16; 4]| ports.map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
+        let kept = |ports| at_most(2, of(ports).to_vec());
+        assert_eq!(kept([4, 2, 3, 1]), of([2, 1, 0, 0])[..2]);
+        assert_eq!(kept([1, 3, 2, 4]), of([1, 2, 0, 0])[..2]);
+        assert_eq!(at_most(4, of([4, 2, 3, 1]).to_vec()), of([4, 2, 3, 1]));
+    }
 }

@@ -2,13 +2,14 @@
 #![cfg(feature = "tcp")]
 
 use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mooncake_transport::metadata::{MetadataStore, StoreConfig, StoreEngine, StoreError};
 use mooncake_transport::tcp::TcpConfig;
-use mooncake_transport::wire::descriptor::{Descriptor, DescriptorError};
-use mooncake_transport::{Access, Engine, EngineError, Op, Task};
+use mooncake_transport::wire::descriptor::Descriptor;
+use mooncake_transport::{Access, Engine, EngineError, Op, Segment, Task};
 use slab_memory::HostSlab;
 
 /// A store in memory.
@@ -62,11 +63,16 @@ fn start(shelf: &Arc<Shelf>, name: &str) -> Result<StoreEngine, EngineError> {
 }
 
 fn write(engine: &StoreEngine, peer: &str, remote: u64, text: &[u8]) -> bool {
+    let segment = engine.open_segment(peer).unwrap();
+    write_to(engine, segment, remote, text)
+}
+
+fn write_to(engine: &StoreEngine, segment: Segment, remote: u64, text: &[u8]) -> bool {
     let memory = Arc::new(HostSlab::new(64).unwrap());
     memory.copy_in(0, text).unwrap();
     let task = Task {
         op: Op::Write,
-        segment: engine.open_segment(peer).unwrap(),
+        segment,
         remote,
         memory,
         range: 0..text.len() as u64,
@@ -157,6 +163,124 @@ fn an_engine_that_comes_back_on_the_port_of_its_own_stale_entry_takes_its_name()
     let second = StoreEngine::start(config, shelf.clone(), named).unwrap();
     second.close().unwrap();
     assert!(shelf.0.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_peer_whose_data_host_is_a_wildcard_is_where_the_other_key_says() {
+    let shelf = Arc::new(Shelf::default());
+    let source = start(&shelf, "source").unwrap();
+    let target = start(&shelf, "target").unwrap();
+    let slab = Arc::new(HostSlab::new(64).unwrap());
+    let _registration = target.register(slab.clone(), Access::RemoteWrite).unwrap();
+    let key = "mooncake/test/ram/target";
+    let mut descriptor = Descriptor::decode(&shelf.get(key, 1 << 20).unwrap().unwrap()).unwrap();
+    for host in [None, Some("0.0.0.0"), Some("::"), Some("[::]")] {
+        descriptor.data_host = host.map(str::to_owned);
+        shelf.put(key, descriptor.encode().as_bytes()).unwrap();
+        assert!(
+            write(&source, "target", slab.address(), b"bytes"),
+            "{host:?}"
+        );
+    }
+}
+
+#[test]
+fn names_may_have_spaces_and_are_looked_up_without_leading_slashes() {
+    let shelf = Arc::new(Shelf::default());
+    let source = start(&shelf, "source").unwrap();
+    let target = start(&shelf, " the target ").unwrap();
+    let slab = Arc::new(HostSlab::new(64).unwrap());
+    let _registration = target.register(slab.clone(), Access::RemoteWrite).unwrap();
+    for name in [" the target ", "/ the target ", "/// the target "] {
+        assert!(write(&source, name, slab.address(), b"bytes"), "{name}");
+        source.probe(name).unwrap();
+        let segment = source.open_segment(name).unwrap();
+        assert_eq!(segment.name(), " the target ");
+        source.notify(&segment, "source", name).unwrap();
+    }
+    assert_eq!(target.take_notices().unwrap().notices.len(), 3);
+    for name in ["", "/", "///", "the/target", "the\ttarget"] {
+        let error = source.open_segment(name).unwrap_err();
+        let is_of_name = matches!(error, EngineError::Store(StoreError::Name { .. }));
+        assert!(is_of_name, "{name:?}: {error:?}");
+    }
+    // White space is a part of a name, as with real engines.
+    assert!(matches!(
+        source.open_segment("the target"),
+        Err(EngineError::Store(StoreError::NotPublished { .. }))
+    ));
+}
+
+/// A store of which one call, once it has been told to, keeps what it has found to itself for a while.
+struct Slow {
+    shelf: Arc<Shelf>,
+    next: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+}
+
+impl MetadataStore for Slow {
+    fn get(&self, key: &str, len_max: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        let found = self.shelf.get(key, len_max);
+        let slow = self.next.lock().unwrap().take();
+        if let Some((found, go_on)) = slow {
+            found.send(()).unwrap();
+            go_on.recv().unwrap();
+        }
+        found
+    }
+
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.shelf.put(key, value)
+    }
+
+    fn delete(&self, key: &str) -> Result<bool, StoreError> {
+        self.shelf.delete(key)
+    }
+
+    fn swap(
+        &self,
+        key: &str,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<bool, StoreError> {
+        self.shelf.swap(key, expected, new)
+    }
+}
+
+#[test]
+fn of_two_threads_that_open_a_peer_the_slower_does_not_lead_it_back_to_where_it_was() {
+    for is_open in [true, false] {
+        let shelf = Arc::new(Shelf::default());
+        let slow = Arc::new(Slow {
+            shelf: shelf.clone(),
+            next: Mutex::new(None),
+        });
+        let mut named = StoreConfig::default();
+        named.name = Some("source".to_owned());
+        named.cluster = "test".to_owned();
+        named.look_every = None;
+        let source = StoreEngine::start(TcpConfig::default(), slow.clone(), named).unwrap();
+        let target = start(&shelf, "target").unwrap();
+        let open = is_open.then(|| source.open_segment("target").unwrap());
+        let (sender, found) = channel();
+        let (go_on, receiver) = channel();
+        *slow.next.lock().unwrap() = Some((sender, receiver));
+        std::thread::scope(|scope| {
+            let slower = scope.spawn(|| source.open_segment("target").unwrap());
+            found.recv().unwrap();
+            // The slower one is about to hear where the peer was.
+            drop(target);
+            let target = start(&shelf, "target").unwrap();
+            let slab = Arc::new(HostSlab::new(64).unwrap());
+            let _registration = target.register(slab.clone(), Access::RemoteWrite).unwrap();
+            let faster = source.open_segment("target").unwrap();
+            go_on.send(()).unwrap();
+            let slower = slower.join().unwrap();
+            for segment in [slower, faster] {
+                assert!(write_to(&source, segment, slab.address(), b"bytes"));
+            }
+        });
+        drop(open);
+    }
 }
 
 #[test]
@@ -272,15 +396,6 @@ fn values_that_no_engine_writes_are_typed_errors() {
             .put(&format!("mooncake/test/{kind}/p"), value.as_bytes())
             .unwrap();
     };
-    // A wildcard that would be dialled on this very machine.
-    set("ram", &format!(r#"{good},"tcp_data_host":"0.0.0.0"}}"#));
-    assert!(matches!(
-        engine.open_segment("p"),
-        Err(EngineError::Descriptor {
-            source: DescriptorError::NoHost,
-            ..
-        })
-    ));
     for text in [
         "",
         "no JSON",
@@ -301,25 +416,35 @@ fn values_that_no_engine_writes_are_typed_errors() {
         engine.open_segment("p"),
         Err(EngineError::Store(StoreError::TooLong { .. }))
     ));
-    // Without a data host the other key says where the peer is.
-    set("ram", &format!("{good}}}"));
-    assert!(matches!(
-        engine.open_segment("p"),
-        Err(EngineError::Store(StoreError::NotPublished { .. }))
-    ));
+    // Without a data host that can be dialled the other key says where the peer is.
+    let without_host = [
+        format!("{good}}}"),
+        format!(r#"{good},"tcp_data_host":"0.0.0.0"}}"#),
+        format!(r#"{good},"tcp_data_host":"[::]"}}"#),
+    ];
+    for text in &without_host {
+        set("ram", text);
+        assert!(matches!(
+            engine.open_segment("p"),
+            Err(EngineError::Store(StoreError::NotPublished { key })) if key.contains("rpc_meta")
+        ));
+    }
     for text in [
         "no JSON",
         "[]",
         "{}",
         r#"{"ip_or_host_name":"0.0.0.0","rpc_port":1}"#,
+        r#"{"ip_or_host_name":"::","rpc_port":1}"#,
         r#"{"ip_or_host_name":7,"rpc_port":"x"}"#,
         r#"{"ip_or_host_name":"a","rpc_port":0}"#,
     ] {
         set("rpc_meta", text);
-        for error in [
-            engine.open_segment("p").unwrap_err(),
-            engine.probe("p").unwrap_err(),
-        ] {
+        let mut errors = vec![engine.probe("p").unwrap_err()];
+        for text in &without_host {
+            set("ram", text);
+            errors.push(engine.open_segment("p").unwrap_err());
+        }
+        for error in errors {
             let is_value = matches!(error, EngineError::Store(StoreError::Value { .. }));
             assert!(is_value, "{text}: {error:?}");
         }

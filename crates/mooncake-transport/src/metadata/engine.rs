@@ -18,6 +18,7 @@ use crate::error::{ControlError, EngineError, Refused};
 use crate::registration::{Access, Registration};
 use crate::segment::Segment;
 use crate::tcp::{TcpConfig, TcpEngine};
+use crate::wire::name::is_wildcard;
 
 /// Shortest time between two looks at an entry.
 const LOOK_EVERY_MIN: Duration = Duration::from_millis(10);
@@ -27,7 +28,7 @@ const LOOK_EVERY_MIN: Duration = Duration::from_millis(10);
 #[non_exhaustive]
 pub struct StoreConfig {
     /// Name of the engine, by which peers open it; where it listens if `None`. Any text of up to 512
-    /// bytes without white space, control characters and slashes.
+    /// bytes without control characters and slashes.
     pub name: Option<String>,
     /// Cluster id, which for real engines is `MC_METADATA_CLUSTER_ID`; empty for none. Engines find only
     /// those of their own cluster.
@@ -178,6 +179,11 @@ fn look_for(engine: &TcpEngine, found: &RpcMeta, ours: &RpcMeta) -> Holder {
     }
 }
 
+/// What of a name real engines look up: that without the slashes it begins with.
+fn looked_up(name: &str) -> &str {
+    name.trim_start_matches('/')
+}
+
 fn unusable(name: &str, source: ValueError) -> StoreError {
     StoreError::Value {
         key: name.to_owned(),
@@ -224,21 +230,23 @@ impl Engine for StoreEngine {
         Ok(Registration::new(memory, access, Box::new(deregister)))
     }
 
-    /// Opens the peer that is in the store as `name`. Asks the store every time; a segment that is open
-    /// already is then used at the place that the store says.
+    /// Opens the peer that is in the store as `name`, without the slashes it may begin with. Asks the store every
+    /// time; a segment that is open already is then used at the place that the store says.
     fn open_segment(&self, name: &str) -> Result<Segment, EngineError> {
         self.may_wait()?;
+        let name = looked_up(name);
         let key = self.publisher.keys().descriptor(name)?;
         let len_max = self.engine.peer_descriptor_bytes_max();
-        let text = self.publisher.descriptor_of(&key, len_max)?;
-        let descriptor = self.engine.check_descriptor(name, &text)?;
-        if descriptor.data_host.is_some() {
-            // Real engines ask for nothing else then either.
-            return self.engine.open_found(name, None, descriptor);
-        }
-        let rpc_meta = self.rpc_meta(name)?;
-        self.engine
-            .open_found(name, Some((&rpc_meta.host, rpc_meta.port)), descriptor)
+        self.engine.open_found(name, || {
+            let text = self.publisher.descriptor_of(&key, len_max)?;
+            let mut descriptor = self.engine.check_descriptor(name, &text)?;
+            let host = descriptor.data_host.as_deref();
+            // With a host, real engines ask for nothing else either.
+            if host.is_none_or(is_wildcard) {
+                descriptor.data_host = Some(self.rpc_meta(name)?.host);
+            }
+            Ok(descriptor)
+        })
     }
 
     fn submit(&self, tasks: Vec<Task>) -> Result<Batch, Refused<Vec<Task>>> {
@@ -258,6 +266,7 @@ impl Engine for StoreEngine {
     }
 
     fn probe(&self, name: &str) -> Result<(), EngineError> {
+        let name = looked_up(name);
         let at = self.rpc_meta(name)?;
         self.engine.probe_at(&at.host, at.port, name)
     }

@@ -14,7 +14,7 @@ use crate::wire::JsonError;
 use crate::wire::control::{
     FrameError, FrameKind, Notice, PEER_FRAME_BYTES_MAX, PROBE_REQUEST, check_json,
 };
-use crate::wire::descriptor::{Descriptor, DescriptorError};
+use crate::wire::descriptor::Descriptor;
 
 impl TcpEngine {
     /// Returns the descriptor as it is now, encoded.
@@ -63,76 +63,108 @@ impl TcpEngine {
         })
     }
 
-    /// Opens the peer that a store says is there, or leads its open segment there.
+    /// Opens the peer that a store says is somewhere, or leads its open segment there. `ask` asks the store,
+    /// for a descriptor that names a data host.
+    ///
+    /// Where another thread finds the peer elsewhere at the same time, the store is asked once more. If yet
+    /// another is faster then, what that one leads the segment to was asked for after this call had begun.
     ///
     /// The link has no control addresses: a port where an engine of some name was may be another's by
     /// now, so that only the store is asked where the peer is.
     pub(crate) fn open_found(
         &self,
         name: &str,
-        control: Option<(&str, u16)>,
-        mut descriptor: Descriptor,
+        ask: impl Fn() -> Result<Descriptor, EngineError>,
     ) -> Result<Segment, EngineError> {
         let known = self.open_already(name).map(|(segment, _)| segment);
-        descriptor.data_host =
-            dialable(descriptor.data_host).or_else(|| control.map(|(host, _)| host.to_owned()));
-        if descriptor.data_host.is_none() {
-            // A wildcard, and nothing else that says where it is.
-            let source = DescriptorError::NoHost;
-            let peer = name.to_owned();
-            return Err(EngineError::Descriptor { peer, source });
+        match self.look_and_lead(name, known, &ask)? {
+            Led::There(segment) => Ok(segment),
+            Led::ByAnother(segment) => match self.look_and_lead(name, Some(segment), &ask)? {
+                Led::There(segment) | Led::ByAnother(segment) => Ok(segment),
+            },
         }
-        self.open_at(name, known, Vec::new(), descriptor)
     }
 
+    fn look_and_lead(
+        &self,
+        name: &str,
+        known: Option<Segment>,
+        ask: impl Fn() -> Result<Descriptor, EngineError>,
+    ) -> Result<Led, EngineError> {
+        let handle = known.as_ref().and_then(Segment::peer::<PeerHandle>);
+        let since = handle.map(|handle| handle.link.opens());
+        let mut descriptor = ask()?;
+        let notify_name = std::mem::take(&mut descriptor.name);
+        let endpoint = endpoint_of(name, &[], descriptor)?;
+        let segment = match known {
+            Some(segment) => segment,
+            None => match self.open_new(name, Vec::new(), notify_name, endpoint.clone()) {
+                (segment, true) => return Ok(Led::There(segment)),
+                (segment, false) => segment,
+            },
+        };
+        let led = match segment.peer::<PeerHandle>() {
+            Some(handle) => match handle.link.replace_since(endpoint, since) {
+                Some(moved) => {
+                    self.say_if_moved(handle, moved);
+                    true
+                }
+                None => false,
+            },
+            None => true,
+        };
+        Ok(if led {
+            Led::There(segment)
+        } else {
+            Led::ByAnother(segment)
+        })
+    }
+
+    /// Opens the peer that has answered at `control`, or leads the segment that is open to where it is.
     pub(super) fn open_at(
         &self,
         name: &str,
         known: Option<Segment>,
         control: Vec<SocketAddr>,
-        descriptor: Descriptor,
+        mut descriptor: Descriptor,
     ) -> Result<Segment, EngineError> {
-        let port = descriptor.data_port;
-        let data_host = dialable(descriptor.data_host);
-        let addresses = match &data_host {
-            None => at_port(&control, port),
-            Some(host) => match resolve_host(host, port) {
-                Ok(addresses) => with_fallback(addresses, &control),
-                Err(source) if control.is_empty() => {
-                    let host = host.clone();
-                    return Err(EngineError::Resolve { host, source });
-                }
-                Err(error) => {
-                    tracing::warn!(peer = name, host, %error, "using the control host for data");
-                    at_port(&control, port)
-                }
-            },
+        let notify_name = std::mem::take(&mut descriptor.name);
+        let endpoint = endpoint_of(name, &control, descriptor)?;
+        let Some(segment) = known else {
+            return Ok(self.open_new(name, control, notify_name, endpoint).0);
         };
-        let endpoint = Endpoint {
-            host: data_host,
-            port,
-            addresses,
-            version: descriptor.version,
-        };
-        if let Some(segment) = known {
-            if let Some(handle) = segment.peer::<PeerHandle>()
-                && handle.link.replace(endpoint)
-            {
-                // After shutdown there are no lanes left.
-                let _ = self.shared.command(Command::Moved(handle.link.id));
-            }
-            return Ok(segment);
+        if let Some(handle) = segment.peer::<PeerHandle>() {
+            let moved = handle.link.replace(endpoint);
+            self.say_if_moved(handle, moved);
         }
+        Ok(segment)
+    }
+
+    fn say_if_moved(&self, handle: &PeerHandle, moved: bool) {
+        if moved {
+            // After shutdown there are no lanes left.
+            let _ = self.shared.command(Command::Moved(handle.link.id));
+        }
+    }
+
+    /// Returns the segment of that name and whether it is new. Another thread may have been faster; then both
+    /// use one set of connections.
+    fn open_new(
+        &self,
+        name: &str,
+        control: Vec<SocketAddr>,
+        notify_name: String,
+        endpoint: Endpoint,
+    ) -> (Segment, bool) {
         let mut segments = self.segments();
-        // Another thread may have been faster; then both use one set of connections.
         if let Some(segment) = segments.open.get(name).and_then(WeakSegment::upgrade) {
-            return Ok(segment);
+            return (segment, false);
         }
         let link = Arc::new(PeerLink::new(
             self.next_peer.fetch_add(1, Ordering::Relaxed),
             name.to_owned(),
             control,
-            descriptor.name,
+            notify_name,
             endpoint,
         ));
         let handle = PeerHandle {
@@ -147,7 +179,7 @@ impl TcpEngine {
             segments.sweep_at = (segments.open.len() * 2).max(64);
         }
         segments.open.insert(name.to_owned(), segment.downgrade());
-        Ok(segment)
+        (segment, true)
     }
 
     /// Sends a notification to the peer at `host`.
@@ -217,6 +249,43 @@ impl TcpEngine {
             .map_err(control)?;
         check_json(&reply).map_err(|error| control(error.into()))
     }
+}
+
+/// What has become of a segment that was to be led to where the store says that its peer is.
+enum Led {
+    There(Segment),
+    /// Another thread has led it elsewhere meanwhile.
+    ByAnother(Segment),
+}
+
+/// Where the data listener of a descriptor is, of a peer that answered at `control`.
+fn endpoint_of(
+    peer: &str,
+    control: &[SocketAddr],
+    descriptor: Descriptor,
+) -> Result<Endpoint, EngineError> {
+    let port = descriptor.data_port;
+    let host = dialable(descriptor.data_host);
+    let addresses = match &host {
+        None => at_port(control, port),
+        Some(host) => match resolve_host(host, port) {
+            Ok(addresses) => with_fallback(addresses, control),
+            Err(source) if control.is_empty() => {
+                let host = host.clone();
+                return Err(EngineError::Resolve { host, source });
+            }
+            Err(error) => {
+                tracing::warn!(peer, host, %error, "using the control host for data");
+                at_port(control, port)
+            }
+        },
+    };
+    Ok(Endpoint {
+        host,
+        port,
+        addresses,
+        version: descriptor.version,
+    })
 }
 
 fn resolve_named(host: &str, port: u16) -> Result<Vec<SocketAddr>, EngineError> {

@@ -13,7 +13,7 @@ use crate::wire::name::is_wildcard;
 pub(super) type PeerId = u64;
 
 /// Where a peer's data listener is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct Endpoint {
     /// Host as the descriptor names it; `None`: the control host.
     pub(super) host: Option<String>,
@@ -24,10 +24,25 @@ pub(super) struct Endpoint {
     pub(super) version: DataVersion,
 }
 
+impl Endpoint {
+    /// Says whether connections to `other` would do for this one: in which order a resolver lists the
+    /// addresses of a host changes from call to call.
+    fn is_same(&self, other: &Self) -> bool {
+        let holds = |a: &Self, b: &Self| a.addresses.iter().all(|at| b.addresses.contains(at));
+        self.host == other.host
+            && self.port == other.port
+            && self.version == other.version
+            && holds(self, other)
+            && holds(other, self)
+    }
+}
+
 /// Where a peer is, as far as is known.
 #[derive(Debug)]
 struct Place {
     endpoint: Endpoint,
+    /// How often `open_segment` has said where the peer is.
+    opens: u64,
     /// Why `endpoint` is out of date, until the segment is opened again.
     stale: Option<Stale>,
 }
@@ -69,6 +84,7 @@ impl PeerLink {
             notify_name,
             place: Mutex::new(Place {
                 endpoint,
+                opens: 1,
                 stale: None,
             }),
         }
@@ -98,15 +114,22 @@ impl PeerLink {
         self.place().stale.get_or_insert(Stale::Unread);
     }
 
+    /// Returns how often `open_segment` has said where the peer is.
+    pub(super) fn opens(&self) -> u64 {
+        self.place().opens
+    }
+
     /// Takes over what `open_segment` found. Returns whether lanes lead elsewhere.
     pub(super) fn replace(&self, endpoint: Endpoint) -> bool {
+        self.place().replace(endpoint)
+    }
+
+    /// As `replace`, of what was asked for after `since` opens: `None` if another call has been faster and found
+    /// the peer elsewhere, so that it is not known which of the two answers is the newer.
+    pub(super) fn replace_since(&self, endpoint: Endpoint, since: Option<u64>) -> Option<bool> {
         let mut place = self.place();
-        let moved = place.endpoint != endpoint;
-        *place = Place {
-            endpoint,
-            stale: None,
-        };
-        moved
+        let is_there = place.stale.is_none() && place.endpoint.is_same(&endpoint);
+        (is_there || Some(place.opens) == since).then(|| place.replace(endpoint))
     }
 
     /// Takes over where a new descriptor says the data listener is, without resolving names.
@@ -134,16 +157,26 @@ impl PeerLink {
                 }
             },
         };
-        *place = Place {
-            endpoint: Endpoint {
-                host: data_host,
-                port,
-                addresses,
-                version,
-            },
-            stale: None,
+        place.endpoint = Endpoint {
+            host: data_host,
+            port,
+            addresses,
+            version,
         };
+        place.stale = None;
         Ok(true)
+    }
+}
+
+impl Place {
+    fn replace(&mut self, endpoint: Endpoint) -> bool {
+        self.opens += 1;
+        self.stale = None;
+        let moved = !self.endpoint.is_same(&endpoint);
+        if moved {
+            self.endpoint = endpoint;
+        }
+        moved
     }
 }
 
@@ -270,6 +303,38 @@ mod tests {
         // A descriptor that was not read says nothing about the peer.
         peer.note_unread();
         assert!(peer.addresses().is_ok() && peer.is_stale());
+    }
+
+    fn at(addresses: &[&str]) -> Endpoint {
+        Endpoint {
+            host: Some("worker".into()),
+            port: 7,
+            addresses: addresses.iter().map(|at| at.parse().unwrap()).collect(),
+            version: DataVersion::V2,
+        }
+    }
+
+    #[test]
+    fn addresses_in_another_order_are_no_other_place() {
+        let peer = link(Some("worker"));
+        assert!(peer.replace(at(&["10.0.0.2:7", "10.0.0.3:7"])));
+        assert!(!peer.replace(at(&["10.0.0.3:7", "10.0.0.2:7"])));
+        assert!(peer.replace(at(&["10.0.0.3:7"])));
+        assert!(peer.replace(at(&["10.0.0.3:7", "10.0.0.2:7"])));
+    }
+
+    #[test]
+    fn what_a_slower_call_has_found_does_not_replace_what_a_faster_one_has() {
+        let (old, new) = (["10.0.0.2:7"], ["10.0.0.3:7"]);
+        let peer = link(Some("worker"));
+        let since = Some(peer.opens());
+        assert_eq!(peer.replace_since(at(&new), since), Some(true));
+        assert_eq!(peer.replace_since(at(&old), since), None);
+        assert_eq!(peer.replace_since(at(&old), None), None);
+        assert_eq!(peer.addresses().unwrap().0, at(&new).addresses);
+        // Where both have found the same, nobody has to ask again.
+        assert_eq!(peer.replace_since(at(&new), since), Some(false));
+        assert_eq!(peer.replace_since(at(&old), Some(peer.opens())), Some(true));
     }
 
     // row: W7.3e

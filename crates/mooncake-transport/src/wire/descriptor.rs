@@ -60,9 +60,6 @@ pub enum DescriptorError {
         /// What the descriptor names.
         protocol: String,
     },
-    /// The data host is an address that nobody can dial, and nothing else says where the segment is.
-    #[error("the descriptor has no usable data host")]
-    NoHost,
     /// The data port is missing or no port number.
     #[error("the descriptor has no usable data port ({port})")]
     DataPort {
