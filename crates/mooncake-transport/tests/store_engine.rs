@@ -2,6 +2,7 @@
 #![cfg(feature = "tcp")]
 
 use std::collections::HashMap;
+use std::net::{Ipv4Addr, TcpListener};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -163,6 +164,46 @@ fn an_engine_that_comes_back_on_the_port_of_its_own_stale_entry_takes_its_name()
     let second = StoreEngine::start(config, shelf.clone(), named).unwrap();
     second.close().unwrap();
     assert!(shelf.0.lock().unwrap().is_empty());
+}
+
+/// Starts an engine on every address, at a fixed control port, with the entry of an earlier one in the store.
+fn start_on_every_address(
+    control_port: u16,
+    name: &str,
+    left: &str,
+) -> Result<StoreEngine, EngineError> {
+    let shelf = Arc::new(Shelf::default());
+    let mut named = StoreConfig::default();
+    named.name = Some(name.to_owned());
+    shelf
+        .put(&format!("mooncake/rpc_meta/{name}"), left.as_bytes())
+        .unwrap();
+    let mut config = TcpConfig::default();
+    config.bind = Ipv4Addr::UNSPECIFIED.into();
+    config.advertise = Some("127.0.0.1".to_owned());
+    config.control_port = Some(control_port);
+    StoreEngine::start(config, shelf, named)
+}
+
+#[test]
+fn an_engine_on_every_address_knows_the_entry_that_it_left_under_another_of_them() {
+    let free = TcpListener::bind("0.0.0.0:0").and_then(|listener| listener.local_addr());
+    let port = free.unwrap().port();
+    for host in ["127.0.0.1", "127.0.0.2", "localhost"] {
+        let left = format!(r#"{{"ip_or_host_name":"{host}","rpc_port":{port}}}"#);
+        start_on_every_address(port, "a", &left).unwrap();
+    }
+    // Another port of this machine is another engine's.
+    let other = start(&Arc::new(Shelf::default()), "other").unwrap();
+    let at = other.control_address().port();
+    let left = format!(r#"{{"ip_or_host_name":"127.0.0.1","rpc_port":{at}}}"#);
+    assert!(matches!(
+        start_on_every_address(port, "a", &left),
+        Err(EngineError::Store(StoreError::NameTaken {
+            answers: true,
+            ..
+        }))
+    ));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The native engine under a name of its own in a metadata store.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -165,18 +166,40 @@ impl StoreEngine {
 
 /// Looks whether the engine at `found` is there.
 fn look_for(engine: &TcpEngine, found: &RpcMeta, ours: &RpcMeta) -> Holder {
-    if found == ours || engine.listens_at(&found.host, found.port) {
-        // We have that port: whoever had it before is gone.
+    if found == ours {
         return Holder::Gone;
     }
-    match engine.probe_at(&found.host, found.port, &found.holder()) {
-        Ok(()) => Holder::Answers,
-        Err(EngineError::Control {
-            source: ControlError::Connect { source, .. },
-            ..
-        }) if source.kind() == std::io::ErrorKind::ConnectionRefused => Holder::Gone,
+    // Where we have that port, whoever had it before is gone.
+    match engine.not_ours_at(&found.host, found.port) {
+        Ok(addresses) => holder_at(addresses, |address| {
+            engine.probe_addresses(vec![address], &found.holder())
+        }),
         Err(_) => Holder::Unknown,
     }
+}
+
+/// What is known of an engine that is at one of `addresses`: it is gone only if nobody listens at any of them.
+fn holder_at(
+    addresses: Vec<SocketAddr>,
+    probe: impl Fn(SocketAddr) -> Result<(), EngineError>,
+) -> Holder {
+    let mut holder = Holder::Gone;
+    for address in addresses {
+        match probe(address) {
+            Ok(()) => return Holder::Answers,
+            Err(EngineError::Control {
+                source: ControlError::Connect { source, .. },
+                ..
+            }) if source.kind() == ErrorKind::ConnectionRefused => {}
+            Err(EngineError::Control {
+                source: ControlError::Connect { .. } | ControlError::ConnectTimeout { .. },
+                ..
+            }) => holder = Holder::Unknown,
+            // Something is there; what else the host has does not make it gone.
+            Err(_) => return Holder::Unknown,
+        }
+    }
+    holder
 }
 
 /// What of a name real engines look up: that without the slashes it begins with.
@@ -290,5 +313,59 @@ impl std::fmt::Debug for StoreEngine {
             .field("name", &self.name)
             .field("engine", &self.engine)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_gone_only_if_nobody_listens_at_any_address_of_its_host() {
+        let endpoint = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let failed = |source| {
+            let peer = String::new();
+            Err(EngineError::Control { peer, source })
+        };
+        let connect = |kind: ErrorKind| {
+            failed(ControlError::Connect {
+                endpoint: endpoint(0),
+                source: std::io::Error::from(kind).into(),
+            })
+        };
+        // What comes of a probe, by the port.
+        let probe = |address: SocketAddr| match address.port() {
+            1 => connect(ErrorKind::ConnectionRefused),
+            2 => connect(ErrorKind::HostUnreachable),
+            3 => failed(ControlError::ConnectTimeout {
+                endpoint: address,
+                timeout_ms: 1,
+            }),
+            4 => failed(ControlError::Closed),
+            5 => Ok(()),
+            port => panic!("nobody asked for {port}"),
+        };
+        let check = |ports: &[u16], expected: &str| {
+            let addresses = ports.iter().map(|port| endpoint(*port)).collect();
+            let found = match holder_at(addresses, probe) {
+                Holder::Answers => "answers",
+                Holder::Gone => "gone",
+                Holder::Unknown => "unknown",
+            };
+            assert_eq!(found, expected, "{ports:?}");
+        };
+        // All are our own.
+        check(&[], "gone");
+        check(&[1], "gone");
+        check(&[1, 1], "gone");
+        for unknown in [2, 3, 4] {
+            check(&[unknown], "unknown");
+            check(&[unknown, 1], "unknown");
+            check(&[1, unknown], "unknown");
+        }
+        check(&[1, 5], "answers");
+        check(&[2, 3, 5], "answers");
+        check(&[5, 9], "answers");
+        check(&[4, 9], "unknown");
     }
 }

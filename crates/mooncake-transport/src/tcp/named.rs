@@ -1,7 +1,7 @@
 //! What an engine under a name in a metadata store needs of the TCP engine, and what both share:
 //! exchanges with, and segments at, a place that is known already.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -28,10 +28,16 @@ impl TcpEngine {
         host.unwrap_or_else(|| self.control_address.ip().to_string())
     }
 
-    /// Says whether our own control listener is what answers at `host` and `port`.
-    pub(crate) fn listens_at(&self, host: &str, port: u16) -> bool {
-        port == self.control_address.port()
-            && resolve_host(host, port).is_ok_and(|found| found.contains(&self.control_address))
+    /// Returns the addresses of `host` at `port` where something other than our own control listener may
+    /// answer.
+    pub(crate) fn not_ours_at(
+        &self,
+        host: &str,
+        port: u16,
+    ) -> Result<Vec<SocketAddr>, EngineError> {
+        let mut addresses = resolve_named(host, port)?;
+        addresses.retain(|address| !is_served_by(self.control_address, *address));
+        Ok(addresses)
     }
 
     pub(crate) fn is_own_thread(&self) -> bool {
@@ -234,7 +240,8 @@ impl TcpEngine {
         self.probe_addresses(resolve_named(host, port)?, peer)
     }
 
-    pub(super) fn probe_addresses(
+    /// Asks whether the peer called `name` is alive at one of `addresses`.
+    pub(crate) fn probe_addresses(
         &self,
         addresses: Vec<SocketAddr>,
         name: &str,
@@ -288,9 +295,58 @@ fn endpoint_of(
     })
 }
 
+/// Says whether whoever connects to `address` from this machine reaches a listener at `listener`.
+fn is_served_by(listener: SocketAddr, address: SocketAddr) -> bool {
+    let (bind, ip) = (listener.ip(), address.ip().to_canonical());
+    // A listener on every address of IPv6 serves IPv4 as well.
+    let is_of_family = bind.is_ipv6() || ip.is_ipv4();
+    listener.port() == address.port()
+        && (bind.to_canonical() == ip
+            || bind.is_unspecified() && is_of_family && is_of_this_machine(address))
+}
+
+/// Says whether an address is one of this machine's, as far as can be told.
+fn is_of_this_machine(mut address: SocketAddr) -> bool {
+    let can_bind = |address: SocketAddr| UdpSocket::bind(address).is_ok();
+    address.set_port(0);
+    // Addresses of documentation, which no machine has: whoever can bind to them can bind to any
+    // (`ip_nonlocal_bind`).
+    let nobodys: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
+        SocketAddr::V6(_) => Ipv6Addr::new(0x2001, 0xDB8, 0, 0, 0, 0, 0, 1).into(),
+    };
+    can_bind(address) && !can_bind(SocketAddr::new(nobodys, 0))
+}
+
 fn resolve_named(host: &str, port: u16) -> Result<Vec<SocketAddr>, EngineError> {
     resolve_host(host, port).map_err(|source| EngineError::Resolve {
         host: host.to_owned(),
         source,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_on_every_address_serves_those_of_this_machine_at_its_port() {
+        let check = |listener: &str, address: &str, expected: bool| {
+            let found = is_served_by(listener.parse().unwrap(), address.parse().unwrap());
+            assert_eq!(found, expected, "{listener} {address}");
+        };
+        check("127.0.0.1:7", "127.0.0.1:7", true);
+        check("127.0.0.1:7", "[::ffff:127.0.0.1]:7", true);
+        check("127.0.0.1:7", "127.0.0.2:7", false);
+        for every in ["0.0.0.0:7", "[::]:7"] {
+            check(every, "127.0.0.1:7", true);
+            check(every, "127.0.0.2:7", true);
+            check(every, "127.0.0.1:8", false);
+            // Of documentation, and so nobody's.
+            check(every, "192.0.2.1:7", false);
+            check(every, "198.51.100.1:7", false);
+            check(every, "[2001:db8::1]:7", false);
+        }
+        check("0.0.0.0:7", "[::1]:7", false);
+    }
 }
