@@ -252,20 +252,38 @@ fn names_may_have_spaces_and_are_looked_up_without_leading_slashes() {
     ));
 }
 
-/// A store of which one call, once it has been told to, keeps what it has found to itself for a while.
+/// Where a call to a store waits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stop {
+    BeforeItLooks,
+    BeforeItAnswers,
+}
+
+/// Has a call wait: it says so, and goes on when it is told.
+struct Order {
+    stop: Stop,
+    waits: Sender<()>,
+    go_on: Receiver<()>,
+}
+
+/// A store of which one call waits, once it has an order.
 struct Slow {
     shelf: Arc<Shelf>,
-    next: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+    next: Mutex<Option<Order>>,
 }
 
 impl MetadataStore for Slow {
     fn get(&self, key: &str, len_max: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        let next = self.next.lock().unwrap().take();
+        let wait = |at| {
+            if let Some(order) = next.as_ref().filter(|order| order.stop == at) {
+                order.waits.send(()).unwrap();
+                order.go_on.recv().unwrap();
+            }
+        };
+        wait(Stop::BeforeItLooks);
         let found = self.shelf.get(key, len_max);
-        let slow = self.next.lock().unwrap().take();
-        if let Some((found, go_on)) = slow {
-            found.send(()).unwrap();
-            go_on.recv().unwrap();
-        }
+        wait(Stop::BeforeItAnswers);
         found
     }
 
@@ -288,8 +306,10 @@ impl MetadataStore for Slow {
 }
 
 #[test]
-fn of_two_threads_that_open_a_peer_the_slower_does_not_lead_it_back_to_where_it_was() {
-    for is_open in [true, false] {
+fn two_threads_that_open_a_peer_at_once_lead_it_to_the_newer_of_two_places() {
+    let cases = [Stop::BeforeItLooks, Stop::BeforeItAnswers]
+        .map(|stop| [true, false].map(|is_open| (stop, is_open)));
+    for (stop, is_open) in cases.into_iter().flatten() {
         let shelf = Arc::new(Shelf::default());
         let slow = Arc::new(Slow {
             shelf: shelf.clone(),
@@ -301,26 +321,32 @@ fn of_two_threads_that_open_a_peer_the_slower_does_not_lead_it_back_to_where_it_
         named.look_every = None;
         let source = StoreEngine::start(TcpConfig::default(), slow.clone(), named).unwrap();
         let target = start(&shelf, "target").unwrap();
-        let open = is_open.then(|| source.open_segment("target").unwrap());
-        let (sender, found) = channel();
+        let slab = Arc::new(HostSlab::new(64).unwrap());
+        let open = || source.open_segment("target").unwrap();
+        let known = is_open.then(open);
+        let (sender, waits) = channel();
         let (go_on, receiver) = channel();
-        *slow.next.lock().unwrap() = Some((sender, receiver));
+        *slow.next.lock().unwrap() = Some(Order {
+            stop,
+            waits: sender,
+            go_on: receiver,
+        });
         std::thread::scope(|scope| {
-            let slower = scope.spawn(|| source.open_segment("target").unwrap());
-            found.recv().unwrap();
-            // The slower one is about to hear where the peer was.
+            let slower = scope.spawn(open);
+            waits.recv().unwrap();
+            // Either the slower hears where the peer was, and the faster where it is, or the other way round.
+            let before = (stop == Stop::BeforeItLooks).then(open);
             drop(target);
             let target = start(&shelf, "target").unwrap();
-            let slab = Arc::new(HostSlab::new(64).unwrap());
             let _registration = target.register(slab.clone(), Access::RemoteWrite).unwrap();
-            let faster = source.open_segment("target").unwrap();
+            let faster = before.unwrap_or_else(open);
             go_on.send(()).unwrap();
-            let slower = slower.join().unwrap();
-            for segment in [slower, faster] {
-                assert!(write_to(&source, segment, slab.address(), b"bytes"));
+            for segment in [slower.join().unwrap(), faster] {
+                let is_there = write_to(&source, segment, slab.address(), b"bytes");
+                assert!(is_there, "{stop:?}, open before: {is_open}");
             }
         });
-        drop(open);
+        drop(known);
     }
 }
 
