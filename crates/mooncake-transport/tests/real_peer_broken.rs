@@ -12,16 +12,13 @@ mod ours;
 #[path = "peer/stream.rs"]
 mod stream;
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fault_support::plan::{Happened, Profile};
-use fault_support::proxy::EngineProxy;
+use fault_support::proxy::{EngineProxy, listeners};
 use fault_support::{Open, Random, alone, are_usual_seeds, seeds};
 use harness::{Memory, Peer};
 use mooncake_transport::tcp::TcpConfig;
-use mooncake_transport::wire::control::{FrameDecoder, FrameKind, FrameLimits, encode_frame};
-use mooncake_transport::wire::descriptor::Descriptor;
 use mooncake_transport::{Access, Engine, Op};
 use ours::{Ours, assert_applied, eventually, settled};
 
@@ -40,25 +37,8 @@ const CONTROL: Profile = Profile {
     ..Profile::NETWORK
 };
 
-fn listeners(session: &str) -> (SocketAddr, SocketAddr) {
-    use std::io::{Read, Write};
-    let control: SocketAddr = session.parse().unwrap();
-    let mut stream = std::net::TcpStream::connect(control).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(20)))
-        .unwrap();
-    stream
-        .write_all(&encode_frame(FrameKind::Metadata, b"{}"))
-        .unwrap();
-    let mut reply = Vec::new();
-    stream.read_to_end(&mut reply).unwrap();
-    let frame = FrameDecoder::new(FrameLimits::CLIENT).push(&reply);
-    let descriptor = Descriptor::decode(&frame.unwrap().unwrap().body).unwrap();
-    (control, SocketAddr::new(control.ip(), descriptor.data_port))
-}
-
 fn proxy(session: &str, seed: u64) -> EngineProxy {
-    let (control_at, data_at) = listeners(session);
+    let (control_at, data_at, _) = listeners(session);
     EngineProxy::start(control_at, data_at, seed, [CONTROL, Profile::NETWORK], None)
 }
 

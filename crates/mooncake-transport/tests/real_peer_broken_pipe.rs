@@ -14,14 +14,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fault_support::plan::{Happened, Profile};
-use fault_support::proxy::{EngineProxy, Proxy, leads_to};
+use fault_support::proxy::{EngineProxy, Proxy, leads_to, listeners};
 use fault_support::{Open, Random, alone, are_usual_seeds, seeds};
 use mooncake_transport::pipe::{
     Dtype, Message, Pipe, PipeConfig, RecvError, Role, SendError, Tensor,
 };
 use mooncake_transport::tcp::{TcpConfig, TcpEngine};
-use mooncake_transport::wire::control::{FrameDecoder, FrameKind, FrameLimits, encode_frame};
-use mooncake_transport::wire::descriptor::Descriptor;
 use pipe_support::{bytes, free_bases, options};
 use process::Process;
 use serde_json::{Value, json};
@@ -50,21 +48,6 @@ const CLEAN: Profile = Profile {
     percent: 0,
     ..Profile::NETWORK
 };
-
-fn data_of(session: &str) -> (SocketAddr, SocketAddr) {
-    use std::io::{Read, Write};
-    let control: SocketAddr = session.parse().unwrap();
-    let mut stream = std::net::TcpStream::connect(control).unwrap();
-    stream.set_read_timeout(Some(PEER)).unwrap();
-    stream
-        .write_all(&encode_frame(FrameKind::Metadata, b"{}"))
-        .unwrap();
-    let mut reply = Vec::new();
-    stream.read_to_end(&mut reply).unwrap();
-    let frame = FrameDecoder::new(FrameLimits::CLIENT).push(&reply);
-    let descriptor = Descriptor::decode(&frame.unwrap().unwrap().body).unwrap();
-    (control, SocketAddr::new(control.ip(), descriptor.data_port))
-}
 
 fn config(prefill: (Ipv4Addr, u16), decode: (Ipv4Addr, u16)) -> Value {
     json!({
@@ -124,7 +107,7 @@ impl World {
             ours_data,
         ];
         // With this kind of metadata the real engine listens on a port of its own choice.
-        let (control_at, data_at) = data_of(started["session"].as_str().unwrap());
+        let (control_at, data_at, _) = listeners(started["session"].as_str().unwrap());
         let engines =
             EngineProxy::start(control_at, data_at, nth(6), [CLEAN, Profile::NETWORK], None);
         let mut options = options();

@@ -13,51 +13,13 @@ mod ours;
 #[path = "peer/stream.rs"]
 mod stream;
 
-use harness::{Memory, Peer};
+use harness::Peer;
 use mooncake_transport::{Access, Engine, Op};
-use ours::{Ours, assert_applied, settled};
+use ours::{
+    CONTENT, GUARD, Ours, assert_applied, assert_peer_holds_content, assert_we_hold_content,
+    our_memory, peer_memory, settled,
+};
 use serde_json::json;
-
-/// Bytes on either side of a range; odd, so that nothing is aligned.
-const GUARD: u64 = 4_099;
-/// What lies in the memory that is written, before and around the range.
-const BACKGROUND: u64 = 11;
-/// What is transferred.
-const CONTENT: u64 = 0xFEED_F00D_0000_0007;
-
-/// Memory at the real engine, registered: background, with the content in the
-/// middle if it is the source.
-fn peer_memory(peer: &mut Peer, len: u64, has_content: bool) -> Memory {
-    let memory = peer.allocate(len + 2 * GUARD, BACKGROUND);
-    if has_content {
-        peer.fill(memory, GUARD, len, CONTENT, 0);
-    }
-    assert_eq!(peer.register(memory), 0);
-    memory
-}
-
-/// The same on our side.
-fn our_memory(len: u64, has_content: bool) -> Ours {
-    let ours = Ours::new(len + 2 * GUARD);
-    ours.fill(0..len + 2 * GUARD, BACKGROUND);
-    if has_content {
-        ours.fill(GUARD..GUARD + len, CONTENT);
-    }
-    ours
-}
-
-/// The real engine looks at its memory: the content between untouched guards.
-fn assert_peer_holds_content(peer: &mut Peer, memory: Memory, len: u64) {
-    peer.assert_holds(memory, 0, GUARD, BACKGROUND, 0);
-    peer.assert_holds(memory, GUARD, len, CONTENT, 0);
-    peer.assert_holds(memory, GUARD + len, GUARD, BACKGROUND, GUARD + len);
-}
-
-fn assert_we_hold_content(ours: &Ours, len: u64) {
-    ours.assert_holds(0..GUARD, BACKGROUND, 0);
-    ours.assert_holds(GUARD..GUARD + len, CONTENT, 0);
-    ours.assert_holds(GUARD + len..GUARD + len + GUARD, BACKGROUND, GUARD + len);
-}
 
 fn we_write(len: u64) {
     let mut peer = Peer::start();

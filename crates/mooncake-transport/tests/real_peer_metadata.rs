@@ -5,52 +5,22 @@
 #[path = "peer/harness.rs"]
 mod harness;
 #[path = "peer/ours.rs"]
-#[allow(unused_imports, reason = "every test target uses its own part")]
 mod ours;
 #[path = "peer/servers.rs"]
 mod servers;
 #[path = "peer/stream.rs"]
 mod stream;
 
-use std::sync::Arc;
-
 use harness::Peer;
-use mooncake_transport::metadata::{RpcMeta, StoreEngine, StoreError};
+use mooncake_transport::metadata::{RpcMeta, StoreError};
 use mooncake_transport::wire::descriptor::Descriptor;
-use mooncake_transport::{Access, Engine, EngineError, Op, Segment, Task};
-use ours::{assert_applied, eventually, settled};
+use mooncake_transport::{Access, Engine, EngineError, Op};
+use ours::{eventually, filled, holds, transfer};
 use serde_json::json;
 use servers::{Kind, Server, is_unreachable};
-use slab_memory::HostSlab;
 
 const LEN: u64 = (1 << 20) + 13;
 const SEED: u64 = 0xBEEF_0000_0000_0003;
-
-fn slab(seed: u64) -> Arc<HostSlab> {
-    let slab = Arc::new(HostSlab::new(LEN).unwrap());
-    slab.copy_in(0, &stream::bytes(seed, 0, LEN as usize))
-        .unwrap();
-    slab
-}
-
-fn holds(slab: &HostSlab, seed: u64) -> bool {
-    let mut found = vec![0; LEN as usize];
-    slab.copy_out(0, &mut found).unwrap();
-    found == stream::bytes(seed, 0, LEN as usize)
-}
-
-fn transfer(engine: &StoreEngine, op: Op, segment: Segment, remote: u64, memory: &Arc<HostSlab>) {
-    let task = Task {
-        op,
-        segment,
-        remote,
-        memory: memory.clone(),
-        range: 0..LEN,
-        hold: Box::new(()),
-    };
-    let batch = engine.submit(vec![task]).map_err(|r| r.cause).unwrap();
-    assert_applied(&settled(&batch).tasks()[0].remote);
-}
 
 /// Makes a test of each of these for either store. The tests with etcd need both kinds of fixture.
 macro_rules! with_each_store {
@@ -96,13 +66,13 @@ fn our_engine_finds_a_real_one_writes_reads_notifies_and_probes_it(kind: Kind) {
     transfer(
         &engine,
         Op::Write,
-        segment.clone(),
+        &segment,
         memory.address,
-        &slab(SEED),
+        &filled(LEN, SEED),
     );
     peer.assert_holds(memory, 0, LEN, SEED, 0);
-    let sink = slab(2);
-    transfer(&engine, Op::Read, segment.clone(), memory.address, &sink);
+    let sink = filled(LEN, 2);
+    transfer(&engine, Op::Read, &segment, memory.address, &sink);
     assert!(holds(&sink, SEED));
     engine.probe("real").unwrap();
     engine.notify(&segment, "ours", "written").unwrap();
@@ -115,7 +85,7 @@ fn our_engine_finds_a_real_one_writes_reads_notifies_and_probes_it(kind: Kind) {
 fn a_real_engine_finds_ours_writes_reads_and_notifies_it(kind: Kind) {
     let server = Server::start(kind);
     let engine = server.engine("ours").unwrap();
-    let ours = slab(1);
+    let ours = filled(LEN, 1);
     let _registration = engine.register(ours.clone(), Access::RemoteWrite).unwrap();
     let mut peer = Peer::start_named(&server.address(), "real");
     let source = peer.allocate(LEN, SEED);
@@ -194,7 +164,13 @@ fn a_real_engine_that_was_restarted_elsewhere_is_found_again(kind: Kind) {
     assert_eq!(peer.register(memory), 0);
     // Kept open over the restart.
     let open = engine.open_segment("real").unwrap();
-    transfer(&engine, Op::Write, open, memory.address, &slab(SEED));
+    transfer(
+        &engine,
+        Op::Write,
+        &open,
+        memory.address,
+        &filled(LEN, SEED),
+    );
     let _open = engine.open_segment("real").unwrap();
     peer.kill();
     if kind == Kind::Http {
@@ -206,7 +182,13 @@ fn a_real_engine_that_was_restarted_elsewhere_is_found_again(kind: Kind) {
     let memory = peer.allocate(LEN, 1);
     assert_eq!(peer.register(memory), 0);
     let segment = engine.open_segment("real").unwrap();
-    transfer(&engine, Op::Write, segment, memory.address, &slab(SEED));
+    transfer(
+        &engine,
+        Op::Write,
+        &segment,
+        memory.address,
+        &filled(LEN, SEED),
+    );
     peer.assert_holds(memory, 0, LEN, SEED, 0);
 }
 
@@ -214,7 +196,7 @@ fn a_real_engine_that_was_restarted_elsewhere_is_found_again(kind: Kind) {
 fn a_store_that_was_killed_is_an_error_while_open_segments_go_on_and_is_filled_again(kind: Kind) {
     let mut server = Server::start(kind);
     let engine = server.engine("ours").unwrap();
-    let ours = slab(1);
+    let ours = filled(LEN, 1);
     let registration = engine.register(ours.clone(), Access::RemoteWrite).unwrap();
     let mut peer = Peer::start_named(&server.address(), "real");
     let source = peer.allocate(LEN, SEED);
@@ -226,13 +208,15 @@ fn a_store_that_was_killed_is_an_error_while_open_segments_go_on_and_is_filled_a
     for result in [
         engine.open_segment("real").map(drop),
         engine.republish().map_err(EngineError::from),
-        engine.register(slab(2), Access::RemoteRead).map(drop),
+        engine
+            .register(filled(LEN, 2), Access::RemoteRead)
+            .map(drop),
     ] {
         assert!(is_unreachable(&result.unwrap_err()));
     }
     // Whatever was open goes on, in both directions.
-    let sink = slab(3);
-    transfer(&engine, Op::Read, open, source.address, &sink);
+    let sink = filled(LEN, 3);
+    transfer(&engine, Op::Read, &open, source.address, &sink);
     assert!(holds(&sink, SEED));
     ours.copy_in(0, &vec![0; LEN as usize]).unwrap();
     assert_eq!(peer.transfer("write", "ours", source, &there), 0);

@@ -4,7 +4,6 @@
 #[path = "peer/harness.rs"]
 mod harness;
 #[path = "peer/ours.rs"]
-#[allow(unused_imports, reason = "every test target uses its own part")]
 mod ours;
 #[path = "peer/servers.rs"]
 mod servers;
@@ -21,38 +20,11 @@ use mooncake_transport::metadata::{
 };
 use mooncake_transport::tcp::TcpConfig;
 use mooncake_transport::wire::descriptor::Descriptor;
-use mooncake_transport::{Access, Engine, EngineError, Op, Segment, Task};
-use ours::{assert_applied, eventually, settled};
+use mooncake_transport::{Access, Engine, EngineError, Op};
+use ours::{eventually, filled, holds, transfer};
 use servers::{Kind, Server, engine_in, is_unreachable};
-use slab_memory::HostSlab;
 
 const LEN: u64 = 100_003;
-
-fn slab(seed: u64) -> Arc<HostSlab> {
-    let slab = Arc::new(HostSlab::new(LEN).unwrap());
-    slab.copy_in(0, &stream::bytes(seed, 0, LEN as usize))
-        .unwrap();
-    slab
-}
-
-fn holds(slab: &HostSlab, seed: u64) -> bool {
-    let mut found = vec![0; LEN as usize];
-    slab.copy_out(0, &mut found).unwrap();
-    found == stream::bytes(seed, 0, LEN as usize)
-}
-
-fn transfer(engine: &StoreEngine, op: Op, segment: &Segment, remote: u64, memory: &Arc<HostSlab>) {
-    let task = Task {
-        op,
-        segment: segment.clone(),
-        remote,
-        memory: memory.clone(),
-        range: 0..LEN,
-        hold: Box::new(()),
-    };
-    let batch = engine.submit(vec![task]).map_err(|r| r.cause).unwrap();
-    assert_applied(&settled(&batch).tasks()[0].remote);
-}
 
 /// Makes a test of each of these for either store.
 macro_rules! with_each_store {
@@ -180,12 +152,12 @@ fn engines_of_ours_find_each_other_both_ways(kind: Kind) {
     let left = server.engine("left").unwrap();
     let right = server.engine("right").unwrap();
     for (from, to, name) in [(&left, &right, "right"), (&right, &left, "left")] {
-        let there = slab(1);
+        let there = filled(LEN, 1);
         let registration = to.register(there.clone(), Access::RemoteWrite).unwrap();
         let segment = from.open_segment(name).unwrap();
-        transfer(from, Op::Write, &segment, there.address(), &slab(7));
+        transfer(from, Op::Write, &segment, there.address(), &filled(LEN, 7));
         assert!(holds(&there, 7));
-        let sink = slab(2);
+        let sink = filled(LEN, 2);
         transfer(from, Op::Read, &segment, there.address(), &sink);
         assert!(holds(&sink, 7));
         from.probe(name).unwrap();
@@ -223,7 +195,9 @@ fn a_dead_engines_entry_is_replaced_and_a_live_one_is_not(kind: Kind) {
     let store = server.store();
     let keys = ["mooncake/rpc_meta/name", "mooncake/ram/name"];
     let engine = server.engine("name").unwrap();
-    let _registration = engine.register(slab(1), Access::RemoteWrite).unwrap();
+    let _registration = engine
+        .register(filled(LEN, 1), Access::RemoteWrite)
+        .unwrap();
     assert!(matches!(
         server.engine("name"),
         Err(EngineError::Store(StoreError::NameTaken {
@@ -249,7 +223,7 @@ fn a_killed_store_is_an_error_in_time_and_is_filled_again(kind: Kind) {
     let mut server = Server::start(kind);
     let left = server.engine("left").unwrap();
     let right = server.engine("right").unwrap();
-    let there = slab(1);
+    let there = filled(LEN, 1);
     let _registration = right.register(there.clone(), Access::RemoteWrite).unwrap();
     let open = left.open_segment("right").unwrap();
     let exists = |store: &dyn MetadataStore, name: &str| {
@@ -263,14 +237,14 @@ fn a_killed_store_is_an_error_in_time_and_is_filled_again(kind: Kind) {
         left.open_segment("right").map(drop),
         left.probe("right"),
         left.republish().map_err(EngineError::from),
-        left.register(slab(2), Access::RemoteRead).map(drop),
+        left.register(filled(LEN, 2), Access::RemoteRead).map(drop),
     ] {
         let error = result.unwrap_err();
         assert!(is_unreachable(&error), "{error:?}");
     }
     // Four calls of at most 3 s each, and nothing that waits for longer.
     assert!(begin.elapsed().as_secs() < 20);
-    transfer(&left, Op::Write, &open, there.address(), &slab(5));
+    transfer(&left, Op::Write, &open, there.address(), &filled(LEN, 5));
     assert!(holds(&there, 5));
     // One that kept what it had, and one that did not.
     server.run();
@@ -279,7 +253,7 @@ fn a_killed_store_is_an_error_in_time_and_is_filled_again(kind: Kind) {
         Op::Write,
         &left.open_segment("right").unwrap(),
         there.address(),
-        &slab(6),
+        &filled(LEN, 6),
     );
     assert!(holds(&there, 6));
     left.republish().unwrap();
@@ -293,7 +267,7 @@ fn a_killed_store_is_an_error_in_time_and_is_filled_again(kind: Kind) {
         Op::Write,
         &left.open_segment("right").unwrap(),
         there.address(),
-        &slab(7),
+        &filled(LEN, 7),
     );
     assert!(holds(&there, 7));
     // An engine that ends while there is no store ends all the same, and in time.

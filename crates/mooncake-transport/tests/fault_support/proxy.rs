@@ -9,10 +9,31 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mooncake_transport::wire::control::{FrameDecoder, FrameKind, FrameLimits, encode_frame};
+use mooncake_transport::wire::data::{DataVersion, Header};
+use mooncake_transport::wire::descriptor::Descriptor;
 use serde_json::Value;
 
 use super::Random;
 use super::plan::{FIRST_BYTES, Fault, Happened, Plan, Profile, Way};
+
+/// Where the two listeners of an engine are, and what it says of itself.
+pub(crate) fn listeners(session: &str) -> (SocketAddr, SocketAddr, Descriptor) {
+    let control: SocketAddr = session.parse().unwrap();
+    let mut stream = TcpStream::connect(control).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    stream
+        .write_all(&encode_frame(FrameKind::Metadata, b"{}"))
+        .unwrap();
+    let mut reply = Vec::new();
+    stream.read_to_end(&mut reply).unwrap();
+    let frame = FrameDecoder::new(FrameLimits::CLIENT).push(&reply);
+    let descriptor = Descriptor::decode(&frame.unwrap().unwrap().body).unwrap();
+    let data = SocketAddr::new(control.ip(), descriptor.data_port);
+    (control, data, descriptor)
+}
 
 /// Changes one whole control frame on its way back.
 pub(crate) type Rewrite = Arc<dyn Fn(Vec<u8>) -> Vec<u8> + Send + Sync>;
@@ -515,6 +536,17 @@ impl EngineProxy {
     pub(crate) fn heal(&self) {
         self.control.heal();
         self.data.heal();
+    }
+
+    /// Asserts that every data connection began with a request of `version`, unless it was cut before its first
+    /// header was whole; returns how many were not.
+    #[track_caller]
+    pub(crate) fn assert_version(&self, version: DataVersion) -> usize {
+        let heads = self.data.heads();
+        let whole = heads.iter().filter_map(|head| head.first_chunk());
+        whole
+            .map(|head| assert_eq!(Header::decode(head).unwrap().version, version))
+            .count()
     }
 
     pub(crate) fn happened(&self) -> Happened {

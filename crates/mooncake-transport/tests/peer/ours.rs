@@ -12,6 +12,7 @@ use mooncake_transport::{
 };
 use slab_memory::HostSlab;
 
+use crate::harness::{Memory, Peer};
 use crate::stream;
 
 /// No transfer of these tests takes a tenth of this on a loaded machine.
@@ -90,6 +91,89 @@ impl Ours {
         let batch = self.submit(vec![self.task(op, segment, remote, range)]);
         settled(&batch).tasks()[0].remote.clone()
     }
+}
+
+/// Bytes on either side of a range; odd, so that nothing is aligned.
+pub(crate) const GUARD: u64 = 4_099;
+
+/// What lies in the memory that is written, before and around the range.
+pub(crate) const BACKGROUND: u64 = 11;
+
+/// What is transferred.
+pub(crate) const CONTENT: u64 = 0xFEED_F00D_0000_0007;
+
+/// Memory at the real engine, registered: background, with the content in the middle if it is the source.
+pub(crate) fn peer_memory(peer: &mut Peer, len: u64, has_content: bool) -> Memory {
+    let memory = peer.allocate(len + 2 * GUARD, BACKGROUND);
+    if has_content {
+        peer.fill(memory, GUARD, len, CONTENT, 0);
+    }
+    assert_eq!(peer.register(memory), 0);
+    memory
+}
+
+/// The same on our side, not registered.
+pub(crate) fn our_memory(len: u64, has_content: bool) -> Ours {
+    let ours = Ours::new(len + 2 * GUARD);
+    ours.fill(0..len + 2 * GUARD, BACKGROUND);
+    if has_content {
+        ours.fill(GUARD..GUARD + len, CONTENT);
+    }
+    ours
+}
+
+/// The real engine looks at its memory: the content between untouched guards.
+#[track_caller]
+pub(crate) fn assert_peer_holds_content(peer: &mut Peer, memory: Memory, len: u64) {
+    peer.assert_holds(memory, 0, GUARD, BACKGROUND, 0);
+    peer.assert_holds(memory, GUARD, len, CONTENT, 0);
+    peer.assert_holds(memory, GUARD + len, GUARD, BACKGROUND, GUARD + len);
+}
+
+#[track_caller]
+pub(crate) fn assert_we_hold_content(ours: &Ours, len: u64) {
+    ours.assert_holds(0..GUARD, BACKGROUND, 0);
+    ours.assert_holds(GUARD..GUARD + len, CONTENT, 0);
+    ours.assert_holds(GUARD + len..GUARD + len + GUARD, BACKGROUND, GUARD + len);
+}
+
+/// A slab that holds the bytes of a seed.
+pub(crate) fn filled(len: u64, seed: u64) -> Arc<HostSlab> {
+    let slab = Arc::new(HostSlab::new(len).unwrap());
+    let bytes = stream::bytes(seed, 0, usize::try_from(len).unwrap());
+    slab.copy_in(0, &bytes).unwrap();
+    slab
+}
+
+/// Says whether a slab holds the bytes of a seed.
+pub(crate) fn holds(slab: &HostSlab, seed: u64) -> bool {
+    let mut found = vec![0; usize::try_from(slab.len()).unwrap()];
+    slab.copy_out(0, &mut found).unwrap();
+    found == stream::bytes(seed, 0, found.len())
+}
+
+/// Moves a whole slab, which has to succeed.
+#[track_caller]
+pub(crate) fn transfer(
+    engine: &impl Engine,
+    op: Op,
+    segment: &Segment,
+    remote: u64,
+    memory: &Arc<HostSlab>,
+) {
+    let task = Task {
+        op,
+        segment: segment.clone(),
+        remote,
+        memory: memory.clone(),
+        range: 0..memory.len(),
+        hold: Box::new(()),
+    };
+    let batch = engine
+        .submit(vec![task])
+        .map_err(|refused| refused.cause)
+        .expect("the batch is accepted");
+    assert_applied(&settled(&batch).tasks()[0].remote);
 }
 
 /// Waits for a batch.
