@@ -1,8 +1,9 @@
 //! An HTTP metadata store, and engines that find each other in it, over connections that a proxy breaks
 //! at random.
 //!
-//! Every call ends within its deadline with a typed error or with a value that was put under that key, whole;
-//! what is reported as put or deleted is; afterwards the same store and the same engines work.
+//! Every call ends within its deadline with a typed error or with what is there: the last value that is known, or one
+//! of a call that failed half way, whole. What is reported as put, deleted or swapped is; afterwards the same store
+//! and the same engines work.
 #![cfg(feature = "http")]
 
 mod fault_support;
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use fault_support::entry::Entry;
 use fault_support::plan::{Fault, Happened, Profile};
 use fault_support::proxy::Proxy;
 use fault_support::{Random, alone, are_usual_seeds, pattern, run_seeds, seeds};
@@ -23,6 +25,7 @@ use mooncake_transport::metadata::{
     HttpStore, MetadataStore, StoreConfig, StoreEngine, StoreError, StoreTimeouts,
 };
 use mooncake_transport::tcp::TcpConfig;
+use mooncake_transport::wire::descriptor::{BufferRange, Descriptor};
 use mooncake_transport::{Access, Engine, EngineError, Op, Segment, Task};
 use slab_memory::HostSlab;
 use support::{bytes, finish, slab};
@@ -39,7 +42,7 @@ const LENS: [usize; 7] = [1, 2, 100, 1_499, 16_384, 16_385, 70_001];
 
 type Values = Arc<Mutex<HashMap<String, Vec<u8>>>>;
 
-/// A metadata service after the one of the Mooncake package, without its refusals.
+/// A metadata service after the one of the Mooncake package: it does not replace a value that claims a name.
 struct Service {
     address: SocketAddr,
     values: Values,
@@ -124,18 +127,22 @@ fn serve(stream: &TcpStream, values: &Values, chunked: bool) -> std::io::Result<
     let found = {
         let mut values = values.lock().unwrap();
         match method.as_str() {
-            "GET" => values.get(&key).cloned(),
-            "DELETE" => values.remove(&key).map(|_| Vec::new()),
+            "GET" => values.get(&key).cloned().ok_or("404 Not Found"),
+            "DELETE" => values
+                .remove(&key)
+                .map(|_| Vec::new())
+                .ok_or("404 Not Found"),
+            _ if is_protected(&key) && values.contains_key(&key) => Err("400 Bad Request"),
             _ => {
                 values.insert(key, body);
-                Some(Vec::new())
+                Ok(Vec::new())
             }
         }
     };
     let mut answer = Vec::new();
     match found {
-        None => answer.extend_from_slice(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),
-        Some(value) if chunked => {
+        Err(status) => write!(answer, "HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n")?,
+        Ok(value) if chunked => {
             answer.extend_from_slice(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
             for chunk in value.chunks(1_000) {
                 write!(answer, "{:x}\r\n", chunk.len())?;
@@ -144,7 +151,7 @@ fn serve(stream: &TcpStream, values: &Values, chunked: bool) -> std::io::Result<
             }
             answer.extend_from_slice(b"0\r\n\r\n");
         }
-        Some(value) => {
+        Ok(value) => {
             let len = value.len();
             write!(answer, "HTTP/1.1 200 OK\r\nContent-Length: {len}\r\n\r\n")?;
             answer.extend_from_slice(&value);
@@ -152,6 +159,16 @@ fn serve(stream: &TcpStream, values: &Values, chunked: bool) -> std::io::Result<
     }
     let mut output = stream;
     output.write_all(&answer)
+}
+
+/// Says whether a key claims a name.
+fn is_protected(key: &str) -> bool {
+    key.contains("rpc_meta")
+}
+
+/// A key as it is in a request's target.
+fn escaped(key: &str) -> String {
+    key.replace('/', "%2F").replace(':', "%3A")
 }
 
 /// Whatever a network does to short exchanges.
@@ -199,7 +216,6 @@ fn assert_is_of_the_network(error: &StoreError) {
             StoreError::Unreachable { .. }
                 | StoreError::Timeout { .. }
                 | StoreError::Connection { .. }
-                | StoreError::Answer { .. }
         ),
         "{error:?}"
     );
@@ -236,57 +252,83 @@ impl Sum {
     }
 }
 
-/// What may be under a key: the last value that is known, and those of calls that failed half way.
-struct May(Vec<Option<Vec<u8>>>);
-
 fn run_calls(seed: u64, profile: Profile, sum: &Mutex<Sum>) {
     let service = Service::start();
     let proxy = Proxy::start(service.address, seed, profile);
     let store = store(proxy.address());
     let mut random = Random::new(seed ^ 0x0057_0BED);
     let keys = ["mooncake/ram/a:1", "mooncake/rpc_meta/a:1"];
-    let mut may: HashMap<&str, May> = keys.map(|key| (key, May(vec![None]))).into();
+    let mut entries: HashMap<&str, Entry> = keys.map(|key| (key, Entry::default())).into();
     let (mut done, mut failed) = (0, 0);
-    for step in 0..8 {
+    for step in 0..10 {
         let key = random.pick(&keys);
-        let may = may.get_mut(key).unwrap();
-        let drawn = random.below(3);
-        let error = match drawn {
-            0 => match timed(1, || store.get(key, LEN_MAX)) {
-                Ok(found) => {
-                    let len = found.as_ref().map(Vec::len);
-                    assert!(may.0.contains(&found), "nobody has put these {len:?} bytes");
-                    None
+        let entry = entries.get_mut(key).unwrap();
+        let drawn = random.below(4);
+        let value = pattern(seed << 8 | step, random.pick(&LENS));
+        let result = match drawn {
+            0 => timed(1, || store.get(key, LEN_MAX)).map(|found| entry.read(found)),
+            1 => match timed(1, || store.put(key, &value)) {
+                Ok(()) => {
+                    entry.put(value);
+                    Ok(())
                 }
-                Err(error) => Some(error),
+                Err(StoreError::Refused { status: 400, .. }) if is_protected(key) => {
+                    entry.kept();
+                    Ok(())
+                }
+                Err(error) => {
+                    entry.failed(Some(value));
+                    Err(error)
+                }
             },
-            1 => {
-                let value = pattern(seed << 8 | step, random.pick(&LENS));
-                may.0.push(Some(value.clone()));
-                let error = timed(1, || store.put(key, &value)).err();
-                if error.is_none() {
-                    let encoded = key.replace('/', "%2F").replace(':', "%3A");
-                    let there = service.values.lock().unwrap().get(&encoded).cloned();
-                    assert!(there == Some(value), "put, and not there");
+            2 => match timed(1, || store.delete(key)) {
+                Ok(was_there) => {
+                    entry.deleted(was_there);
+                    Ok(())
                 }
-                error
-            }
+                Err(error) => {
+                    entry.failed(None);
+                    Err(error)
+                }
+            },
             _ => {
-                may.0.push(None);
-                timed(1, || store.delete(key)).err()
+                let other = Some(pattern(seed, 9));
+                let expected = random.pick(&[entry.known(), &other]).clone();
+                let swap = || store.swap(key, expected.as_deref(), Some(&value));
+                match timed(4, swap) {
+                    Ok(swapped) => {
+                        entry.swapped(&expected, value, swapped);
+                        Ok(())
+                    }
+                    Err(error) => {
+                        // It is several requests, and the first of them removes what is there.
+                        entry.failed(None);
+                        entry.failed(Some(value));
+                        Err(error)
+                    }
+                }
             }
         };
-        match error {
-            None => done += 1,
-            Some(error) => {
+        match result {
+            Ok(()) => done += 1,
+            Err(error) => {
                 assert_is_of_the_network(&error);
                 failed += 1;
             }
         }
+        let there = service.values.lock().unwrap().get(&escaped(key)).cloned();
+        assert!(entry.may_be(&there), "what is there is not what is known");
     }
     proxy.heal();
     for key in keys {
-        patiently(|| store.put(key, key.as_bytes()));
+        let entry = entries.get_mut(key).unwrap();
+        entry.read(patiently(|| store.get(key, LEN_MAX)));
+        patiently(|| store.delete(key));
+        // Where a first try was carried out and not answered in time, the second is refused.
+        patiently(|| match store.put(key, key.as_bytes()) {
+            Err(StoreError::Refused { status: 400, .. }) if is_protected(key) => Ok(()),
+            put => put,
+        });
         let found = patiently(|| store.get(key, LEN_MAX));
         assert_eq!(found, Some(key.into()));
         patiently(|| store.delete(key));
@@ -406,6 +448,13 @@ fn run_engines(seed: u64, sum: &Mutex<Sum>) {
     let memory = slab(4_096);
     let register = || engine.register(memory.clone(), Access::RemoteWrite);
     let other = patiently(|| register().map_err(of_the_store));
+    let published = service.values.lock().unwrap()[&escaped("mooncake/ram/source")].clone();
+    let published = Descriptor::decode(&published).unwrap();
+    let expected = BufferRange {
+        address: memory.address(),
+        len: memory.len(),
+    };
+    assert_eq!(published.buffers, [expected]);
     let segment = patiently(|| target.open_segment("source").map_err(of_the_store));
     write(&target, segment, memory.address(), &local, 4_096);
     other.unregister().unwrap();

@@ -16,6 +16,7 @@ use fault_support::plan::{Fault, Happened, Profile};
 use fault_support::proxy::EngineProxy;
 use fault_support::{Random, alone, are_usual_seeds, pattern, run_seeds, seeds, written_part};
 use mooncake_transport::tcp::{TcpConfig, TcpEngine};
+use mooncake_transport::wire::data::DataVersion;
 use mooncake_transport::{Access, BatchReport, Engine, EngineError, Local, Op, Segment, Task};
 use slab_memory::HostSlab;
 use support::{bytes, engine_with, slab, task};
@@ -342,6 +343,12 @@ fn run(seed: u64, profiles: [Profile; 2], version: Option<u64>, sum: &Mutex<Sum>
     // Everything that was on its way through the target has ended once this returns.
     registration.unregister().unwrap();
     world.check_all(&failed);
+    let spoken = match version {
+        Some(1) => DataVersion::V1,
+        _ => DataVersion::V2,
+    };
+    let connections = world.proxy.assert_version(spoken);
+    assert!(connections > 0, "no header has gone through the proxy");
     let mut sum = sum.lock().unwrap();
     for (fault, count) in world.proxy.happened() {
         *sum.happened.entry(fault).or_default() += count;

@@ -6,6 +6,7 @@
 //! `MOONCAKE_FAULT_SEEDS=17..18 cargo test …` runs these seeds in the place of the usual ones.
 #![allow(dead_code, reason = "each test target uses its own part")]
 
+pub(crate) mod entry;
 pub(crate) mod plan;
 pub(crate) mod proxy;
 

@@ -1,0 +1,76 @@
+//! What may be under one key of a store that is called over connections which break.
+
+/// A value, or none.
+type Value = Option<Vec<u8>>;
+
+/// One key, as far as its calls have told.
+///
+/// A call that failed half way may have been carried out, and may still be later, once.
+#[derive(Default)]
+pub(crate) struct Entry {
+    known: Value,
+    late: Vec<Value>,
+}
+
+impl Entry {
+    pub(crate) fn may_be(&self, value: &Value) -> bool {
+        self.known == *value || self.late.contains(value)
+    }
+
+    /// A value that may be there.
+    pub(crate) fn known(&self) -> &Value {
+        &self.known
+    }
+
+    /// The store says what is there.
+    #[track_caller]
+    pub(crate) fn read(&mut self, found: Value) {
+        if self.known != found {
+            let len = found.as_ref().map(Vec::len);
+            let at = self.late.iter().position(|value| *value == found);
+            let at = at.unwrap_or_else(|| panic!("nobody has put these {len:?} bytes"));
+            self.late.swap_remove(at);
+        }
+        self.known = found;
+    }
+
+    /// The store says that the value was put.
+    pub(crate) fn put(&mut self, value: Vec<u8>) {
+        self.known = Some(value);
+    }
+
+    /// The store refuses to replace what is there.
+    #[track_caller]
+    pub(crate) fn kept(&self) {
+        let there = self.known.is_some() || self.late.iter().any(Option::is_some);
+        assert!(there, "nothing was there to be kept");
+    }
+
+    /// The store says that the key was removed, and whether it was there.
+    #[track_caller]
+    pub(crate) fn deleted(&mut self, was_there: bool) {
+        let may_have_been = |value: &Value| value.is_some() == was_there;
+        assert!(
+            may_have_been(&self.known) || self.late.iter().any(may_have_been),
+            "deleted, and the key was there: {was_there}"
+        );
+        self.known = None;
+    }
+
+    /// The store says whether it has replaced the value.
+    #[track_caller]
+    pub(crate) fn swapped(&mut self, expected: &Value, new: Vec<u8>, swapped: bool) {
+        if swapped {
+            assert!(self.may_be(expected), "replaced what was not there");
+            self.known = Some(new);
+        } else {
+            let is_certain = self.late.is_empty() && self.known == *expected;
+            assert!(!is_certain, "not replaced, although it was there");
+        }
+    }
+
+    /// A call that would have left this has failed.
+    pub(crate) fn failed(&mut self, value: Value) {
+        self.late.push(value);
+    }
+}
