@@ -250,7 +250,6 @@ mod tests {
         }
     }
 
-    // row: P7.7
     #[test]
     fn what_becomes_of_a_connection_is_seen() {
         let (listener, mut watch, socket) = watched();
