@@ -37,8 +37,11 @@ mod metadata {
         ) -> Result<(u16, Vec<u8>), End> {
             match answer::read_answer(from, len_max) {
                 Ok(answer) => Ok((answer.status, answer.body)),
-                // Bytes in memory come to their end, and to no other error.
-                Err(answer::AnswerFailure::Io(_)) => Err(End::Cut),
+                Err(answer::AnswerFailure::Io(error)) => {
+                    // Bytes in memory come to no other.
+                    assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
+                    Err(End::Cut)
+                }
                 Err(answer::AnswerFailure::Malformed(error)) => Err(End::Malformed(error)),
                 Err(answer::AnswerFailure::TooLong) => Err(End::TooLong),
             }
