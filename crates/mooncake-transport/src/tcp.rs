@@ -32,6 +32,7 @@ use std::thread::JoinHandle;
 
 use slab_memory::Memory;
 
+pub(crate) use self::config::Waits;
 pub use self::config::{Subnet, SubnetError, TcpConfig, TcpLimits, TcpTimeouts};
 use self::peer::PeerHandle;
 use self::reactor::{Reactor, WAKER};
@@ -354,7 +355,7 @@ impl Engine for TcpEngine {
     }
 
     fn probe(&self, name: &str) -> Result<(), EngineError> {
-        self.probe_addresses(resolve(&parse(name)?)?, name)
+        self.probe_addresses(resolve(&parse(name)?)?, name, self.control_waits())
     }
 }
 

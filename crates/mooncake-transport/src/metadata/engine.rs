@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slab_memory::Memory;
 
@@ -18,7 +18,7 @@ use crate::engine::{Engine, Notices};
 use crate::error::{ControlError, EngineError, Refused};
 use crate::registration::{Access, Registration};
 use crate::segment::Segment;
-use crate::tcp::{TcpConfig, TcpEngine};
+use crate::tcp::{TcpConfig, TcpEngine, Waits};
 use crate::wire::name::is_wildcard;
 
 /// Shortest time between two looks at an entry.
@@ -69,8 +69,10 @@ impl StoreEngine {
     /// Starts an engine and publishes it.
     ///
     /// An entry that is there under the name is replaced if nobody listens where it points, or if that
-    /// is here. Nothing of its descriptor is taken over. Blocks for some calls to the store and a
-    /// control exchange.
+    /// is here. Nothing of its descriptor is taken over. Blocks for some calls to the store, and to find out who is
+    /// there, for as long as one control exchange may take ([`TcpTimeouts::connect`](crate::tcp::TcpTimeouts::connect)
+    /// and [`control_reply`](crate::tcp::TcpTimeouts::control_reply)), however many addresses the host of the entry
+    /// has. The system's name resolution comes on top.
     ///
     /// # Errors
     /// [`StoreError::NameTaken`] if an engine answers where the entry points, or if it cannot be told;
@@ -94,8 +96,9 @@ impl StoreEngine {
         let rpc_meta = RpcMeta::new(&engine.advertised_host(), control.port())
             .map_err(|source| unusable(&name, source))?;
         let ours = rpc_meta.clone();
+        let mut left = engine.control_waits().total();
         let publisher = Publisher::claim(store, keys, &name, rpc_meta, |found| {
-            look_for(&engine, found, &ours)
+            look_for(&engine, found, &ours, &mut left)
         })?;
         let publisher = Arc::new(publisher);
         let every = named.look_every.map(|every| every.max(LOOK_EVERY_MIN));
@@ -164,28 +167,39 @@ impl StoreEngine {
     }
 }
 
-/// Looks whether the engine at `found` is there.
-fn look_for(engine: &TcpEngine, found: &RpcMeta, ours: &RpcMeta) -> Holder {
+/// Looks whether the engine at `found` is there, within what is `left` for all looks of a start; resolving its host
+/// does not count.
+fn look_for(engine: &TcpEngine, found: &RpcMeta, ours: &RpcMeta, left: &mut Duration) -> Holder {
     if found == ours {
         return Holder::Gone;
     }
     // Where we have that port, whoever had it before is gone.
     match engine.not_ours_at(&found.host, found.port) {
-        Ok(addresses) => holder_at(addresses, |address| {
-            engine.probe_addresses(vec![address], &found.holder())
+        Ok(addresses) => holder_at(addresses, engine.control_waits(), left, |address, waits| {
+            engine.probe_addresses(vec![address], &found.holder(), waits)
         }),
         Err(_) => Holder::Unknown,
     }
 }
 
-/// What is known of an engine that is at one of `addresses`: it is gone only if nobody listens at any of them.
+/// What is known of an engine that is at one of `addresses`: it is gone only if nobody listens at any of them, and that
+/// is found out within what is `left`, from which the time that it takes is subtracted.
 fn holder_at(
     addresses: Vec<SocketAddr>,
-    probe: impl Fn(SocketAddr) -> Result<(), EngineError>,
+    waits: Waits,
+    left: &mut Duration,
+    probe: impl Fn(SocketAddr, Waits) -> Result<(), EngineError>,
 ) -> Holder {
     let mut holder = Holder::Gone;
-    for address in addresses {
-        match probe(address) {
+    let count = addresses.len();
+    for (index, address) in addresses.into_iter().enumerate() {
+        if left.is_zero() {
+            return Holder::Unknown;
+        }
+        let begin = Instant::now();
+        let answer = probe(address, waits.within(*left, count - index));
+        *left = left.saturating_sub(begin.elapsed());
+        match answer {
             Ok(()) => return Holder::Answers,
             Err(EngineError::Control {
                 source: ControlError::Connect { source, .. },
@@ -318,7 +332,76 @@ impl std::fmt::Debug for StoreEngine {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
+
+    const WAITS: Waits = Waits {
+        connect: Duration::from_secs(5),
+        reply: Duration::from_secs(60),
+    };
+
+    fn name(holder: &Holder) -> &'static str {
+        match holder {
+            Holder::Answers => "answers",
+            Holder::Gone => "gone",
+            Holder::Unknown => "unknown",
+        }
+    }
+
+    #[test]
+    fn however_many_addresses_do_not_answer_they_take_the_time_of_one_exchange() {
+        let waits = Waits {
+            connect: Duration::from_millis(50),
+            reply: Duration::from_millis(30),
+        };
+        let addresses = || vec![SocketAddr::from(([127, 0, 0, 1], 1)); 16];
+        let asked = RefCell::new(Vec::new());
+        let probe = |endpoint, waits: Waits| {
+            asked.borrow_mut().push(waits);
+            // Which takes a moment longer.
+            std::thread::sleep(waits.connect);
+            Err(EngineError::Control {
+                peer: String::new(),
+                source: ControlError::ConnectTimeout {
+                    endpoint,
+                    timeout_ms: 1,
+                },
+            })
+        };
+        let mut left = waits.total();
+        for _ in 0..4 {
+            let holder = holder_at(addresses(), waits, &mut left, probe);
+            assert_eq!(name(&holder), "unknown");
+        }
+        // Nor is anybody taken for gone whom there was no time to ask.
+        let holder = holder_at(addresses(), waits, &mut Duration::from_secs(0), |_, _| {
+            Ok(())
+        });
+        assert_eq!(name(&holder), "unknown");
+        let asked = asked.into_inner();
+        let connecting: Duration = asked.iter().map(|waits| waits.connect).sum();
+        assert!(connecting <= waits.total(), "{connecting:?}: {asked:?}");
+        assert!(asked.iter().all(|asked| asked.reply <= waits.reply));
+    }
+
+    #[test]
+    fn the_only_address_of_a_host_has_the_time_of_one_exchange_and_others_share_it() {
+        let check = |left_ms: u64, count: usize, connect_ms: u64, reply_ms: u64| {
+            let expected = Waits {
+                connect: Duration::from_millis(connect_ms),
+                reply: Duration::from_millis(reply_ms),
+            };
+            let found = WAITS.within(Duration::from_millis(left_ms), count);
+            assert_eq!(found, expected, "{left_ms} ms for {count}");
+        };
+        check(65_000, 1, 5_000, 60_000);
+        check(65_000, 13, 5_000, 60_000);
+        check(64_000, 16, 4_000, 60_000);
+        check(16_000, 4, 4_000, 12_000);
+        check(3_000, 1, 3_000, 0);
+        check(0, 0, 0, 0);
+    }
 
     #[test]
     fn an_engine_is_gone_only_if_nobody_listens_at_any_address_of_its_host() {
@@ -334,7 +417,7 @@ mod tests {
             })
         };
         // What comes of a probe, by the port.
-        let probe = |address: SocketAddr| match address.port() {
+        let probe = |address: SocketAddr, _| match address.port() {
             1 => connect(ErrorKind::ConnectionRefused),
             2 => connect(ErrorKind::HostUnreachable),
             3 => failed(ControlError::ConnectTimeout {
@@ -347,12 +430,8 @@ mod tests {
         };
         let check = |ports: &[u16], expected: &str| {
             let addresses = ports.iter().map(|port| endpoint(*port)).collect();
-            let found = match holder_at(addresses, probe) {
-                Holder::Answers => "answers",
-                Holder::Gone => "gone",
-                Holder::Unknown => "unknown",
-            };
-            assert_eq!(found, expected, "{ports:?}");
+            let holder = holder_at(addresses, WAITS, &mut WAITS.total(), probe);
+            assert_eq!(name(&holder), expected, "{ports:?}");
         };
         // All are our own.
         check(&[], "gone");

@@ -52,13 +52,13 @@ struct State {
 }
 
 impl Publisher {
-    /// Claims the name in the store. `holder` looks for the engine that an entry names.
+    /// Claims the name in the store. `holder` looks for the engine that an entry names, at each of a few tries.
     pub(super) fn claim(
         store: Arc<dyn MetadataStore>,
         keys: Keys,
         name: &str,
         rpc_meta: RpcMeta,
-        holder: impl Fn(&RpcMeta) -> Holder,
+        mut holder: impl FnMut(&RpcMeta) -> Holder,
     ) -> Result<Self, StoreError> {
         let publisher = Self {
             descriptor_key: keys.descriptor(name)?,

@@ -172,6 +172,41 @@ impl TcpTimeouts {
             .saturating_add(self.progress)
             .saturating_add(self.status)
     }
+
+    /// Returns what a control exchange may wait for.
+    pub(crate) fn waits(&self) -> Waits {
+        Waits {
+            connect: self.connect,
+            reply: self.control_reply,
+        }
+    }
+}
+
+/// What one control exchange may wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waits {
+    /// For a connection to be accepted, per address.
+    pub(crate) connect: Duration,
+    /// For the reply, once there is a connection.
+    pub(crate) reply: Duration,
+}
+
+impl Waits {
+    /// Returns what an exchange with one address may take.
+    pub(crate) fn total(self) -> Duration {
+        self.connect.saturating_add(self.reply)
+    }
+
+    /// Returns what the exchange with the first of `count` addresses may wait for, so that all may be asked within
+    /// `left`. Each has an equal part for its connection; whoever accepts one may use up what is left.
+    pub(crate) fn within(self, left: Duration, count: usize) -> Self {
+        let parts = u32::try_from(count.max(1)).unwrap_or(u32::MAX);
+        let connect = self.connect.min(left / parts);
+        Self {
+            connect,
+            reply: self.reply.min(left.saturating_sub(connect)),
+        }
+    }
 }
 
 impl TcpConfig {

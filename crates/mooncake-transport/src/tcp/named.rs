@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::peer::{Endpoint, PeerHandle, PeerLink, at_port, dialable, with_fallback};
 use super::shared::Command;
-use super::{TcpEngine, resolve_host};
+use super::{TcpEngine, Waits, resolve_host};
 use crate::error::{ControlError, EngineError};
 use crate::segment::{Segment, WeakSegment};
 use crate::wire::JsonError;
@@ -237,7 +237,12 @@ impl TcpEngine {
 
     /// Asks whether the peer at `host` is alive.
     pub(crate) fn probe_at(&self, host: &str, port: u16, peer: &str) -> Result<(), EngineError> {
-        self.probe_addresses(resolve_named(host, port)?, peer)
+        self.probe_addresses(resolve_named(host, port)?, peer, self.control_waits())
+    }
+
+    /// Returns what a control exchange may wait for, as it is configured.
+    pub(crate) fn control_waits(&self) -> Waits {
+        self.shared.config.timeouts.waits()
     }
 
     /// Asks whether the peer called `name` is alive at one of `addresses`.
@@ -245,6 +250,7 @@ impl TcpEngine {
         &self,
         addresses: Vec<SocketAddr>,
         name: &str,
+        waits: Waits,
     ) -> Result<(), EngineError> {
         let control = |source| EngineError::Control {
             peer: name.to_owned(),
@@ -252,7 +258,7 @@ impl TcpEngine {
         };
         let reply = self
             .shared
-            .exchange(addresses, FrameKind::Probe, PROBE_REQUEST.to_vec())
+            .exchange_within(addresses, FrameKind::Probe, PROBE_REQUEST.to_vec(), waits)
             .map_err(control)?;
         check_json(&reply).map_err(|error| control(error.into()))
     }
@@ -327,7 +333,59 @@ fn resolve_named(host: &str, port: u16) -> Result<Vec<SocketAddr>, EngineError> 
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
+    use crate::tcp::TcpConfig;
+
+    #[test]
+    fn a_probe_ends_within_the_waits_that_it_is_given() {
+        let engine = TcpEngine::start(TcpConfig::default()).unwrap();
+        let short = Waits {
+            connect: Duration::from_millis(60),
+            reply: Duration::from_millis(40),
+        };
+        // Its connections are made, and nobody answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        // Further connections are not made once so many wait to be accepted.
+        let full =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())
+            .unwrap();
+        full.listen(0).unwrap();
+        let full: std::net::TcpListener = full.into();
+        let mut fillers = Vec::new();
+        let address = full.local_addr().unwrap();
+        while let Ok(stream) =
+            std::net::TcpStream::connect_timeout(&address, Duration::from_millis(100))
+        {
+            fillers.push(stream);
+        }
+        let probe = |listener: &std::net::TcpListener| {
+            let begin = Instant::now();
+            let address = listener.local_addr().unwrap();
+            let probed = engine.probe_addresses(vec![address], "peer", short);
+            // Less than what is configured.
+            assert!(begin.elapsed() < Duration::from_secs(4));
+            match probed {
+                Err(EngineError::Control { source, .. }) => source,
+                probed => panic!("{probed:?}"),
+            }
+        };
+        assert_eq!(
+            probe(&silent),
+            ControlError::ReplyTimeout { timeout_ms: 40 }
+        );
+        let endpoint = address;
+        let timeout_ms = 60;
+        assert_eq!(
+            probe(&full),
+            ControlError::ConnectTimeout {
+                endpoint,
+                timeout_ms
+            }
+        );
+    }
 
     #[test]
     fn a_listener_on_every_address_serves_those_of_this_machine_at_its_port() {

@@ -25,6 +25,7 @@ use mio::{Events, Interest, Poll, Token};
 use self::accept::Listening;
 use self::inbound::{FailureLog, Inbound};
 use self::lanes::{Lane, PeerEntry};
+use super::config::Waits;
 use super::control::{ControlClient, ControlServer};
 use super::local::BounceRoom;
 use super::peer::PeerId;
@@ -82,6 +83,7 @@ struct Serving {
 /// A control connection that we opened.
 struct Client {
     machine: ControlClient,
+    waits: Waits,
     /// Set until the connection is made.
     connecting: Option<Connecting>,
     end: ExchangeEnd,
@@ -316,11 +318,12 @@ impl Reactor {
                 addresses,
                 kind,
                 text,
+                waits,
                 result,
             } => {
                 let descriptor_max = self.shared.config.limits.peer_descriptor_bytes_max;
                 let machine = ControlClient::new(kind, &text, descriptor_max);
-                self.open_client(addresses, machine, ExchangeEnd::Caller(result));
+                self.open_client(addresses, machine, waits, ExchangeEnd::Caller(result));
             }
             Command::CutOff(registration, done) => {
                 let inside: Vec<Key> = self

@@ -12,7 +12,7 @@ use std::thread::ThreadId;
 use slab_memory::Memory;
 
 use super::caught::Caught;
-use super::config::TcpConfig;
+use super::config::{TcpConfig, Waits};
 use super::notices::NoticeQueue;
 use super::peer::{PeerId, PeerLink};
 use super::registry::{RegistrationId, Registry};
@@ -34,6 +34,7 @@ pub(super) enum Command {
         addresses: Vec<SocketAddr>,
         kind: FrameKind,
         text: Vec<u8>,
+        waits: Waits,
         result: SyncSender<ControlResult>,
     },
     /// Cut off the peers' requests that touch this registration, then answer.
@@ -248,6 +249,17 @@ impl Shared {
         kind: FrameKind,
         text: Vec<u8>,
     ) -> ControlResult {
+        self.exchange_within(addresses, kind, text, self.config.timeouts.waits())
+    }
+
+    /// As `exchange`, with waits other than the configured ones.
+    pub(super) fn exchange_within(
+        &self,
+        addresses: Vec<SocketAddr>,
+        kind: FrameKind,
+        text: Vec<u8>,
+        waits: Waits,
+    ) -> ControlResult {
         if self.on_reactor_thread() {
             return Err(ControlError::OnEngineThread);
         }
@@ -256,10 +268,11 @@ impl Shared {
             addresses,
             kind,
             text,
+            waits,
             result,
         })
         .map_err(|_| ControlError::ShutDown)?;
-        // The reactor answers within the control deadlines, or drops the sender when it ends.
+        // The reactor answers within the waits, or drops the sender when it ends.
         reply.recv().unwrap_or(Err(ControlError::ShutDown))
     }
 

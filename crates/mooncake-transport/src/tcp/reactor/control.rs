@@ -13,6 +13,7 @@ use super::{
     redial,
 };
 use crate::error::{ControlError, IoFailure};
+use crate::tcp::config::Waits;
 use crate::tcp::control::{ClientWant, ControlClient, Request, ServerWant};
 use crate::tcp::socket;
 use crate::wire::control::FrameError;
@@ -142,6 +143,7 @@ impl Reactor {
         &mut self,
         addresses: Vec<SocketAddr>,
         machine: ControlClient,
+        waits: Waits,
         end: ExchangeEnd,
     ) {
         let mut rest: VecDeque<SocketAddr> = addresses.into();
@@ -150,9 +152,10 @@ impl Reactor {
             match TcpStream::connect(endpoint) {
                 Ok(stream) => {
                     let mut deadline = Deadline::default();
-                    deadline.set(Some(Instant::now() + self.shared.config.timeouts.connect));
+                    deadline.set(Some(Instant::now() + waits.connect));
                     let role = Role::Client(Client {
                         machine,
+                        waits,
                         connecting: Some(Connecting { endpoint, rest }),
                         end,
                         held: 0,
@@ -200,11 +203,11 @@ impl Reactor {
                     return self.next_address(key, connection, failure);
                 }
                 Made::Yes => {
+                    let reply = Instant::now() + client.waits.reply;
                     if let Role::Client(client) = &mut connection.role {
                         client.connecting = None;
                     }
                     connection.readable = true;
-                    let reply = Instant::now() + self.shared.config.timeouts.control_reply;
                     connection.deadline.set(Some(reply));
                 }
             }
@@ -285,12 +288,11 @@ impl Reactor {
     }
 
     pub(super) fn client_overdue(&mut self, key: Key, connection: &mut Connection) -> Flow {
-        let timeouts = &self.shared.config.timeouts;
         let Role::Client(client) = &mut connection.role else {
             return Flow::Close;
         };
         if let Some(connecting) = &client.connecting {
-            let timeout_ms = millis(timeouts.connect);
+            let timeout_ms = millis(client.waits.connect);
             let endpoint = connecting.endpoint;
             let failure = ControlError::ConnectTimeout {
                 endpoint,
@@ -298,7 +300,7 @@ impl Reactor {
             };
             return self.next_address(key, connection, failure);
         }
-        let timeout_ms = millis(timeouts.control_reply);
+        let timeout_ms = millis(client.waits.reply);
         client
             .machine
             .handle_failure(ControlError::ReplyTimeout { timeout_ms });
@@ -324,7 +326,7 @@ impl Reactor {
                 Ok(()) => {
                     connection.readable = false;
                     connection.writable = false;
-                    let timeout = self.shared.config.timeouts.connect;
+                    let timeout = client.waits.connect;
                     connection.deadline.set(Some(Instant::now() + timeout));
                     return Flow::Keep;
                 }

@@ -218,7 +218,8 @@ impl Reactor {
         let limits = &self.shared.config.limits;
         let max = limits.peer_descriptor_bytes_max.min(REFRESH_BYTES_MAX);
         let machine = ControlClient::new(FrameKind::Metadata, text.as_bytes(), max);
-        self.open_client(addresses, machine, ExchangeEnd::Refresh(peer));
+        let waits = self.shared.config.timeouts.waits();
+        self.open_client(addresses, machine, waits, ExchangeEnd::Refresh(peer));
     }
 
     /// A fetch of the peer's descriptor has ended.
