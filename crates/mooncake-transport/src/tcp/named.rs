@@ -36,7 +36,7 @@ impl TcpEngine {
         port: u16,
     ) -> Result<Vec<SocketAddr>, EngineError> {
         let mut addresses = resolve_named(host, port)?;
-        addresses.retain(|address| !is_served_by(self.control_address, *address));
+        addresses.retain(|address| !is_served_by(self.control_address, *address, can_bind));
         Ok(addresses)
     }
 
@@ -302,18 +302,33 @@ fn endpoint_of(
 }
 
 /// Says whether whoever connects to `address` from this machine reaches a listener at `listener`.
-fn is_served_by(listener: SocketAddr, address: SocketAddr) -> bool {
-    let (bind, ip) = (listener.ip(), address.ip().to_canonical());
+fn is_served_by(
+    listener: SocketAddr,
+    address: SocketAddr,
+    can_bind: impl Fn(SocketAddr) -> bool,
+) -> bool {
+    let (bind, address) = (listener.ip(), canonical(address));
     // A listener on every address of IPv6 serves IPv4 as well.
-    let is_of_family = bind.is_ipv6() || ip.is_ipv4();
+    let is_of_family = bind.is_ipv6() || address.is_ipv4();
     listener.port() == address.port()
-        && (bind.to_canonical() == ip
-            || bind.is_unspecified() && is_of_family && is_of_this_machine(address))
+        && (bind.to_canonical() == address.ip()
+            || bind.is_unspecified() && is_of_family && is_of_this_machine(address, can_bind))
 }
 
-/// Says whether an address is one of this machine's, as far as can be told.
-fn is_of_this_machine(mut address: SocketAddr) -> bool {
-    let can_bind = |address: SocketAddr| UdpSocket::bind(address).is_ok();
+/// Returns the IPv4 address that a mapped one stands for; others as they are, with their scope.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
+fn can_bind(address: SocketAddr) -> bool {
+    UdpSocket::bind(address).is_ok()
+}
+
+/// Says whether a canonical address is one of this machine's, as far as can be told.
+fn is_of_this_machine(mut address: SocketAddr, can_bind: impl Fn(SocketAddr) -> bool) -> bool {
     address.set_port(0);
     // Addresses of documentation, which no machine has: whoever can bind to them can bind to any
     // (`ip_nonlocal_bind`).
@@ -390,7 +405,8 @@ mod tests {
     #[test]
     fn a_listener_on_every_address_serves_those_of_this_machine_at_its_port() {
         let check = |listener: &str, address: &str, expected: bool| {
-            let found = is_served_by(listener.parse().unwrap(), address.parse().unwrap());
+            let (listener, address) = (listener.parse().unwrap(), address.parse().unwrap());
+            let found = is_served_by(listener, address, can_bind);
             assert_eq!(found, expected, "{listener} {address}");
         };
         check("127.0.0.1:7", "127.0.0.1:7", true);
@@ -406,5 +422,37 @@ mod tests {
             check(every, "[2001:db8::1]:7", false);
         }
         check("0.0.0.0:7", "[::1]:7", false);
+    }
+
+    #[test]
+    fn where_any_address_of_a_family_can_be_bound_to_none_of_it_is_known_as_our_own() {
+        // As with `ip_nonlocal_bind` of one family and not of the other.
+        let check = |is_v4: bool, address: &str, expected: bool| {
+            let can_bind = |address: SocketAddr| {
+                let is_own = address.ip().to_canonical().is_loopback();
+                is_own || address.ip().to_canonical().is_ipv4() == is_v4
+            };
+            let found = is_served_by(
+                "[::]:7".parse().unwrap(),
+                address.parse().unwrap(),
+                can_bind,
+            );
+            assert_eq!(found, expected, "{address}, any of IPv4: {is_v4}");
+        };
+        for address in [
+            "127.0.0.1:7",
+            "[::ffff:127.0.0.1]:7",
+            "198.51.100.1:7",
+            "[::ffff:198.51.100.1]:7",
+        ] {
+            check(true, address, false);
+        }
+        check(true, "[::1]:7", true);
+        check(true, "[2001:db8::2]:7", false);
+        for address in ["[::1]:7", "[2001:db8::2]:7"] {
+            check(false, address, false);
+        }
+        check(false, "[::ffff:127.0.0.1]:7", true);
+        check(false, "[::ffff:198.51.100.1]:7", false);
     }
 }
