@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::peer::{Endpoint, PeerHandle, PeerLink, at_port, dialable, with_fallback};
+use super::peer::{Endpoint, PeerHandle, PeerLink, Replaced, at_port, dialable, with_fallback};
 use super::shared::Command;
 use super::{TcpEngine, Waits, resolve_host};
 use crate::error::{ControlError, EngineError};
@@ -109,21 +109,15 @@ impl TcpEngine {
                 (segment, false) => segment,
             },
         };
-        let led = match segment.peer::<PeerHandle>() {
-            Some(handle) => match handle.link.replace_since(endpoint, since) {
-                Some(moved) => {
-                    self.say_if_moved(handle, moved);
-                    true
-                }
-                None => false,
-            },
-            None => true,
+        let Some(handle) = segment.peer::<PeerHandle>() else {
+            return Ok(Led::There(segment));
         };
-        Ok(if led {
-            Led::There(segment)
-        } else {
-            Led::ByAnother(segment)
-        })
+        match handle.link.replace_since(endpoint, since) {
+            Replaced::Overtaken => return Ok(Led::ByAnother(segment)),
+            Replaced::Moved => self.say_that_moved(handle),
+            Replaced::There => {}
+        }
+        Ok(Led::There(segment))
     }
 
     /// Opens the peer that has answered at `control`, or leads the segment that is open to where it is.
@@ -139,18 +133,17 @@ impl TcpEngine {
         let Some(segment) = known else {
             return Ok(self.open_new(name, control, notify_name, endpoint).0);
         };
-        if let Some(handle) = segment.peer::<PeerHandle>() {
-            let moved = handle.link.replace(endpoint);
-            self.say_if_moved(handle, moved);
+        if let Some(handle) = segment.peer::<PeerHandle>()
+            && handle.link.replace(endpoint)
+        {
+            self.say_that_moved(handle);
         }
         Ok(segment)
     }
 
-    fn say_if_moved(&self, handle: &PeerHandle, moved: bool) {
-        if moved {
-            // After shutdown there are no lanes left.
-            let _ = self.shared.command(Command::Moved(handle.link.id));
-        }
+    fn say_that_moved(&self, handle: &PeerHandle) {
+        // After shutdown there are no lanes left.
+        let _ = self.shared.command(Command::Moved(handle.link.id));
     }
 
     /// Returns the segment of that name and whether it is new. Another thread may have been faster; then both

@@ -56,6 +56,18 @@ enum Stale {
     Unread,
 }
 
+/// What has come of an answer about where a peer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Replaced {
+    /// The peer is where it was.
+    There,
+    /// Lanes lead elsewhere.
+    Moved,
+    /// Not used: another call has been faster and found the peer elsewhere, so that it is not known which of the
+    /// two answers is the newer.
+    Overtaken,
+}
+
 /// The part of an opened peer that segments share with the reactor.
 pub(super) struct PeerLink {
     pub(super) id: PeerId,
@@ -124,12 +136,18 @@ impl PeerLink {
         self.place().replace(endpoint)
     }
 
-    /// As `replace`, of what was asked for after `since` opens: `None` if another call has been faster and found
-    /// the peer elsewhere, so that it is not known which of the two answers is the newer.
-    pub(super) fn replace_since(&self, endpoint: Endpoint, since: Option<u64>) -> Option<bool> {
+    /// As `replace`, of what was asked for after `since` opens.
+    pub(super) fn replace_since(&self, endpoint: Endpoint, since: Option<u64>) -> Replaced {
         let mut place = self.place();
         let is_there = place.stale.is_none() && place.endpoint.is_same(&endpoint);
-        (is_there || Some(place.opens) == since).then(|| place.replace(endpoint))
+        if !is_there && Some(place.opens) != since {
+            return Replaced::Overtaken;
+        }
+        if place.replace(endpoint) {
+            Replaced::Moved
+        } else {
+            Replaced::There
+        }
     }
 
     /// Takes over where a new descriptor says the data listener is, without resolving names.
@@ -328,13 +346,16 @@ mod tests {
         let (old, new) = (["10.0.0.2:7"], ["10.0.0.3:7"]);
         let peer = link(Some("worker"));
         let since = Some(peer.opens());
-        assert_eq!(peer.replace_since(at(&new), since), Some(true));
-        assert_eq!(peer.replace_since(at(&old), since), None);
-        assert_eq!(peer.replace_since(at(&old), None), None);
+        assert_eq!(peer.replace_since(at(&new), since), Replaced::Moved);
+        assert_eq!(peer.replace_since(at(&old), since), Replaced::Overtaken);
+        assert_eq!(peer.replace_since(at(&old), None), Replaced::Overtaken);
         assert_eq!(peer.addresses().unwrap().0, at(&new).addresses);
         // Where both have found the same, nobody has to ask again.
-        assert_eq!(peer.replace_since(at(&new), since), Some(false));
-        assert_eq!(peer.replace_since(at(&old), Some(peer.opens())), Some(true));
+        assert_eq!(peer.replace_since(at(&new), since), Replaced::There);
+        assert_eq!(
+            peer.replace_since(at(&old), Some(peer.opens())),
+            Replaced::Moved
+        );
     }
 
     // row: W7.3e
