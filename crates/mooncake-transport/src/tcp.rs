@@ -34,6 +34,7 @@ use slab_memory::Memory;
 
 pub(crate) use self::config::Waits;
 pub use self::config::{Subnet, SubnetError, TcpConfig, TcpLimits, TcpTimeouts};
+pub(crate) use self::named::Found;
 use self::peer::PeerHandle;
 use self::reactor::{Reactor, WAKER};
 use self::registry::Registry;
@@ -289,7 +290,7 @@ impl Engine for TcpEngine {
         };
         let control = resolve(&parse(name)?)?;
         let descriptor = self.fetch_descriptor(name, &control)?;
-        self.open_at(name, known, control, descriptor)
+        Ok(self.open_at(name, known, control, descriptor))
     }
 
     fn submit(&self, tasks: Vec<Task>) -> Result<Batch, Refused<Vec<Task>>> {

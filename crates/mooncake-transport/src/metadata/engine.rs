@@ -18,7 +18,7 @@ use crate::engine::{Engine, Notices};
 use crate::error::{ControlError, EngineError, Refused};
 use crate::registration::{Access, Registration};
 use crate::segment::Segment;
-use crate::tcp::{TcpConfig, TcpEngine, Waits};
+use crate::tcp::{Found, TcpConfig, TcpEngine, Waits};
 use crate::wire::name::is_wildcard;
 
 /// Shortest time between two looks at an entry.
@@ -277,12 +277,16 @@ impl Engine for StoreEngine {
         self.engine.open_found(name, || {
             let text = self.publisher.descriptor_of(&key, len_max)?;
             let mut descriptor = self.engine.check_descriptor(name, &text)?;
-            let host = descriptor.data_host.as_deref();
-            // With a host, real engines ask for nothing else either.
-            if host.is_none_or(is_wildcard) {
-                descriptor.data_host = Some(self.rpc_meta(name)?.host);
-            }
-            Ok(descriptor)
+            let host = descriptor
+                .data_host
+                .take()
+                .filter(|host| !is_wildcard(host));
+            let host = match host {
+                // With a host, real engines ask for nothing else either.
+                Some(host) => host,
+                None => self.rpc_meta(name)?.host,
+            };
+            Ok(Found { host, descriptor })
         })
     }
 

@@ -69,8 +69,7 @@ impl TcpEngine {
         })
     }
 
-    /// Opens the peer that a store says is somewhere, or leads its open segment there. `ask` asks the store,
-    /// for a descriptor that names a data host.
+    /// Opens the peer that a store says is somewhere, or leads its open segment there. `ask` asks the store.
     ///
     /// Where another thread finds the peer elsewhere at the same time, the store is asked once more. If yet
     /// another is faster then, what that one leads the segment to was asked for after this call had begun.
@@ -80,7 +79,7 @@ impl TcpEngine {
     pub(crate) fn open_found(
         &self,
         name: &str,
-        ask: impl Fn() -> Result<Descriptor, EngineError>,
+        ask: impl Fn() -> Result<Found, EngineError>,
     ) -> Result<Segment, EngineError> {
         let known = self.open_already(name).map(|(segment, _)| segment);
         match self.look_and_lead(name, known, &ask)? {
@@ -95,13 +94,19 @@ impl TcpEngine {
         &self,
         name: &str,
         known: Option<Segment>,
-        ask: impl Fn() -> Result<Descriptor, EngineError>,
+        ask: impl Fn() -> Result<Found, EngineError>,
     ) -> Result<Led, EngineError> {
         let handle = known.as_ref().and_then(Segment::peer::<PeerHandle>);
         let since = handle.map(|handle| handle.link.opens());
-        let mut descriptor = ask()?;
-        let notify_name = std::mem::take(&mut descriptor.name);
-        let endpoint = endpoint_of(name, &[], descriptor)?;
+        let found = ask()?;
+        let (port, version) = (found.descriptor.data_port, found.descriptor.version);
+        let endpoint = Endpoint {
+            addresses: resolve_named(&found.host, port)?,
+            host: Some(found.host),
+            port,
+            version,
+        };
+        let notify_name = found.descriptor.name;
         let segment = match known {
             Some(segment) => segment,
             None => match self.open_new(name, Vec::new(), notify_name, endpoint.clone()) {
@@ -127,18 +132,18 @@ impl TcpEngine {
         known: Option<Segment>,
         control: Vec<SocketAddr>,
         mut descriptor: Descriptor,
-    ) -> Result<Segment, EngineError> {
+    ) -> Segment {
         let notify_name = std::mem::take(&mut descriptor.name);
-        let endpoint = endpoint_of(name, &control, descriptor)?;
+        let endpoint = endpoint_of(name, &control, descriptor);
         let Some(segment) = known else {
-            return Ok(self.open_new(name, control, notify_name, endpoint).0);
+            return self.open_new(name, control, notify_name, endpoint).0;
         };
         if let Some(handle) = segment.peer::<PeerHandle>()
             && handle.link.replace(endpoint)
         {
             self.say_that_moved(handle);
         }
-        Ok(segment)
+        segment
     }
 
     fn say_that_moved(&self, handle: &PeerHandle) {
@@ -257,6 +262,14 @@ impl TcpEngine {
     }
 }
 
+/// Where a metadata store says that a peer is.
+pub(crate) struct Found {
+    /// Host of the data listener, no wildcard.
+    pub(crate) host: String,
+    /// The rest; of its data host nothing is used.
+    pub(crate) descriptor: Descriptor,
+}
+
 /// What has become of a segment that was to be led to where the store says that its peer is.
 enum Led {
     There(Segment),
@@ -264,34 +277,26 @@ enum Led {
     ByAnother(Segment),
 }
 
-/// Where the data listener of a descriptor is, of a peer that answered at `control`.
-fn endpoint_of(
-    peer: &str,
-    control: &[SocketAddr],
-    descriptor: Descriptor,
-) -> Result<Endpoint, EngineError> {
+/// Where the data listener of a descriptor is, of a peer that answered at one of `control`.
+fn endpoint_of(peer: &str, control: &[SocketAddr], descriptor: Descriptor) -> Endpoint {
     let port = descriptor.data_port;
     let host = dialable(descriptor.data_host);
     let addresses = match &host {
         None => at_port(control, port),
         Some(host) => match resolve_host(host, port) {
             Ok(addresses) => with_fallback(addresses, control),
-            Err(source) if control.is_empty() => {
-                let host = host.clone();
-                return Err(EngineError::Resolve { host, source });
-            }
             Err(error) => {
                 tracing::warn!(peer, host, %error, "using the control host for data");
                 at_port(control, port)
             }
         },
     };
-    Ok(Endpoint {
+    Endpoint {
         host,
         port,
         addresses,
         version: descriptor.version,
-    })
+    }
 }
 
 /// Says whether whoever connects to `address` from this machine reaches a listener at `listener`.
