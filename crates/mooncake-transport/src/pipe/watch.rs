@@ -5,6 +5,7 @@
 //! nothing else reads it, until the library has closed the socket, and passes on what
 //! changes for the pipe: three things at most, however often a peer comes and goes.
 
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use super::error::{SocketReason, StartError};
@@ -73,17 +74,29 @@ impl Watch {
         name: &str,
         endpoint: &str,
     ) -> Result<Self, StartError> {
-        let (monitor, changes, news) =
-            sockets(context, socket, name).map_err(|error| StartError::Socket {
-                endpoint: endpoint.to_owned(),
-                source: SocketReason::new(error),
-            })?;
+        let failed = |error| StartError::Socket {
+            endpoint: endpoint.to_owned(),
+            source: SocketReason::new(error),
+        };
+        let (monitor, changes, news) = sockets(context, name).map_err(failed)?;
+        let (hand_over, taken_over) = channel();
+        let run = move || {
+            // There is none if the library cannot be told.
+            if let Ok(monitor) = taken_over.recv() {
+                watch(&monitor, &changes);
+            }
+        };
         let thread = std::thread::Builder::new()
             .name("mooncake-pipe".to_owned())
-            .spawn(move || watch(&monitor, &changes))
+            .spawn(run)
             .map_err(|error| StartError::Thread {
                 source: error.into(),
             })?;
+        // Last of all: the library tells of the socket's close as well, and its thread would wait in vain for
+        // somebody to read that.
+        tell(socket, name, &monitor).map_err(failed)?;
+        // The thread has not ended.
+        let _ = hand_over.send(monitor);
         Ok(Self {
             news,
             link: Link::default(),
@@ -127,28 +140,29 @@ impl Drop for Watch {
 
 type Sockets = (zmq::Socket, zmq::Socket, zmq::Socket);
 
-/// What the library tells the thread by, and both ends of what the thread passes on by.
-fn sockets(
-    context: &zmq::Context,
-    socket: &zmq::Socket,
-    name: &str,
-) -> Result<Sockets, zmq::Error> {
-    let told = format!("inproc://{name}");
-    let events = zmq::SocketEvent::HANDSHAKE_SUCCEEDED.to_raw()
-        | zmq::SocketEvent::DISCONNECTED.to_raw()
-        | zmq::SocketEvent::MONITOR_STOPPED.to_raw();
-    socket.monitor(&told, i32::from(events))?;
+/// What the library is to tell the thread by, and both ends of what the thread passes on by.
+fn sockets(context: &zmq::Context, name: &str) -> Result<Sockets, zmq::Error> {
     let pair = || -> Result<zmq::Socket, zmq::Error> {
         let pair = context.socket(zmq::PAIR)?;
         pair.set_linger(0)?;
         Ok(pair)
     };
     let (monitor, changes, news) = (pair()?, pair()?, pair()?);
-    monitor.connect(&told)?;
     let passed_on = format!("inproc://{name}-news");
     news.bind(&passed_on)?;
     changes.connect(&passed_on)?;
     Ok((monitor, changes, news))
+}
+
+/// Has the library tell `monitor` of the connection of `socket`.
+fn tell(socket: &zmq::Socket, name: &str, monitor: &zmq::Socket) -> Result<(), zmq::Error> {
+    let told = format!("inproc://{name}");
+    let events = zmq::SocketEvent::HANDSHAKE_SUCCEEDED.to_raw()
+        | zmq::SocketEvent::DISCONNECTED.to_raw()
+        | zmq::SocketEvent::MONITOR_STOPPED.to_raw();
+    socket.monitor(&told, i32::from(events))?;
+    // Needs no descriptor any more, and fails only where the context is at its end, which wakes the library's thread.
+    monitor.connect(&told)
 }
 
 /// Reads what the library tells until the socket is closed.
@@ -188,7 +202,7 @@ fn watch(monitor: &zmq::Socket, changes: &zmq::Socket) {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
+    use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::time::{Duration, Instant};
 
@@ -223,10 +237,31 @@ mod tests {
         (listener, watch, socket)
     }
 
-    /// Takes a connection as a socket of the other kind does, as far as the handshake goes.
-    fn take(listener: &TcpListener) -> TcpStream {
-        let (mut stream, _) = listener.accept().unwrap();
+    /// Takes a connection, within `LONG`.
+    #[track_caller]
+    fn accept(listener: &TcpListener) -> TcpStream {
+        listener.set_nonblocking(true).unwrap();
+        let deadline = Instant::now() + LONG;
+        let stream = loop {
+            match listener.accept() {
+                Ok((stream, _)) => break stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    assert!(Instant::now() < deadline, "nobody connects");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        };
+        stream.set_nonblocking(false).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_write_timeout(Some(LONG)).unwrap();
+        stream
+    }
+
+    /// Takes a connection as a socket of the other kind does, as far as the handshake goes.
+    #[track_caller]
+    fn take(listener: &TcpListener) -> TcpStream {
+        let mut stream = accept(listener);
         let mut greeting = [0; 64];
         greeting[..12].copy_from_slice(b"\xFF\0\0\0\0\0\0\0\0\x7F\x03\0");
         greeting[12..16].copy_from_slice(b"NULL");
@@ -239,6 +274,37 @@ mod tests {
         let mut command = vec![0; head[1].into()];
         stream.read_exact(&mut command).unwrap();
         stream
+    }
+
+    #[test]
+    fn where_no_watch_can_be_started_the_library_waits_for_nobody() {
+        for taken in ["inproc://watched", "inproc://watched-news"] {
+            let context = zmq::Context::new();
+            let other = context.socket(zmq::PAIR).unwrap();
+            other.bind(taken).unwrap();
+            let socket = context.socket(zmq::PULL).unwrap();
+            let endpoint = "tcp://127.0.0.1:1";
+            let error = Watch::start(&context, &socket, "watched", endpoint).err();
+            let expected = SocketReason::new(zmq::Error::EADDRINUSE);
+            assert!(
+                matches!(error, Some(StartError::Socket { source, .. }) if source == expected),
+                "{error:?}"
+            );
+            drop(socket);
+            // The thread that closes this socket also closes those that follow.
+            for _ in 0..20 {
+                let next = context.socket(zmq::PULL).unwrap();
+                next.bind("tcp://127.0.0.1:*").unwrap();
+                let bound = next.get_last_endpoint().unwrap().unwrap();
+                drop(next);
+                let bound = bound.strip_prefix("tcp://").unwrap();
+                let deadline = Instant::now() + LONG;
+                while TcpStream::connect(bound).is_ok() {
+                    assert!(Instant::now() < deadline, "{taken}: no socket is closed");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
     }
 
     #[track_caller]
@@ -254,7 +320,7 @@ mod tests {
     fn what_becomes_of_a_connection_is_seen() {
         let (listener, mut watch, socket) = watched();
         // Whoever hangs up before the handshake was never there.
-        drop(listener.accept().unwrap());
+        drop(accept(&listener));
         let first = take(&listener);
         until(&mut watch, Link::was_up);
         assert_eq!(watch.link(), Link::Up);
@@ -269,14 +335,20 @@ mod tests {
     fn a_peer_that_comes_and_goes_while_nobody_looks_leaves_three_messages() {
         let (listener, mut watch, socket) = watched();
         for _ in 0..6 {
-            drop(listener.accept().unwrap());
+            drop(accept(&listener));
         }
         for _ in 0..12 {
             drop(take(&listener));
         }
         // The thread has read all that the library tells once it has ended.
         drop(socket);
-        watch.thread.take().unwrap().join().unwrap();
+        let thread = watch.thread.take().unwrap();
+        let deadline = Instant::now() + LONG;
+        while !thread.is_finished() {
+            assert!(Instant::now() < deadline, "the socket's close is not told");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        thread.join().unwrap();
         let mut messages = Vec::new();
         while let Ok(message) = watch.news.recv_bytes(zmq::DONTWAIT) {
             messages.push(message);
