@@ -84,6 +84,9 @@ fn write_to(engine: &StoreEngine, segment: Segment, remote: u64, text: &[u8]) ->
     batch.wait(Some(deadline)).unwrap().is_applied()
 }
 
+/// Longer than anything takes on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
 /// Asks `check` until it says yes.
 #[track_caller]
 fn until(mut check: impl FnMut() -> bool) {
@@ -148,57 +151,77 @@ fn names_that_nobody_has_and_names_that_somebody_has_are_typed_errors() {
 
 #[test]
 fn an_engine_that_comes_back_on_the_port_of_its_own_stale_entry_takes_its_name() {
-    let shelf = Arc::new(Shelf::default());
-    let key = "mooncake/test/rpc_meta/a";
-    let first = start(&shelf, "a").unwrap();
-    let port = first.control_address().port();
-    let left = shelf.get(key, 1_000).unwrap().unwrap();
-    drop(first);
-    // As a crash would have left it.
-    shelf.put(key, &left).unwrap();
-    let mut config = TcpConfig::default();
-    config.control_port = Some(port);
-    let mut named = StoreConfig::default();
-    named.name = Some("a".to_owned());
-    named.cluster = "test".to_owned();
-    let second = StoreEngine::start(config, shelf.clone(), named).unwrap();
+    let (shelf, second) = on_a_port_that_stays_free(|| {
+        let shelf = Arc::new(Shelf::default());
+        let key = "mooncake/test/rpc_meta/a";
+        let first = start(&shelf, "a").unwrap();
+        let port = first.control_address().port();
+        let left = shelf.get(key, 1_000).unwrap().unwrap();
+        drop(first);
+        // As a crash would have left it.
+        shelf.put(key, &left).unwrap();
+        let mut config = TcpConfig::default();
+        config.control_port = Some(port);
+        let mut named = StoreConfig::default();
+        named.name = Some("a".to_owned());
+        named.cluster = "test".to_owned();
+        Ok((shelf.clone(), StoreEngine::start(config, shelf, named)?))
+    })
+    .unwrap();
     second.close().unwrap();
     assert!(shelf.0.lock().unwrap().is_empty());
 }
 
-/// Starts an engine on every address, at a fixed control port, with the entry of an earlier one in the store.
+/// Has `start` bind to a port that was free, until no other process has taken it meanwhile.
+fn on_a_port_that_stays_free<T>(
+    start: impl Fn() -> Result<T, EngineError>,
+) -> Result<T, EngineError> {
+    for _ in 0..20 {
+        match start() {
+            Err(EngineError::Bind { .. }) => {}
+            started => return started,
+        }
+    }
+    panic!("no port stays free for a moment");
+}
+
+/// What is in a store of an engine at `host`.
+fn entry(host: &str, port: u16) -> String {
+    format!(r#"{{"ip_or_host_name":"{host}","rpc_port":{port}}}"#)
+}
+
+/// Starts an engine on every address, at a fixed control port, with the entry that `left` makes of the port in the
+/// store.
 fn start_on_every_address(
-    control_port: u16,
     name: &str,
-    left: &str,
+    left: impl Fn(u16) -> String,
 ) -> Result<StoreEngine, EngineError> {
-    let shelf = Arc::new(Shelf::default());
-    let mut named = StoreConfig::default();
-    named.name = Some(name.to_owned());
-    shelf
-        .put(&format!("mooncake/rpc_meta/{name}"), left.as_bytes())
-        .unwrap();
-    let mut config = TcpConfig::default();
-    config.bind = Ipv4Addr::UNSPECIFIED.into();
-    config.advertise = Some("127.0.0.1".to_owned());
-    config.control_port = Some(control_port);
-    StoreEngine::start(config, shelf, named)
+    on_a_port_that_stays_free(|| {
+        let free = TcpListener::bind("0.0.0.0:0").and_then(|listener| listener.local_addr());
+        let port = free.unwrap().port();
+        let shelf = Arc::new(Shelf::default());
+        let key = format!("mooncake/rpc_meta/{name}");
+        shelf.put(&key, left(port).as_bytes()).unwrap();
+        let mut named = StoreConfig::default();
+        named.name = Some(name.to_owned());
+        let mut config = TcpConfig::default();
+        config.bind = Ipv4Addr::UNSPECIFIED.into();
+        config.advertise = Some("127.0.0.1".to_owned());
+        config.control_port = Some(port);
+        StoreEngine::start(config, shelf, named)
+    })
 }
 
 #[test]
 fn an_engine_on_every_address_knows_the_entry_that_it_left_under_another_of_them() {
-    let free = TcpListener::bind("0.0.0.0:0").and_then(|listener| listener.local_addr());
-    let port = free.unwrap().port();
     for host in ["127.0.0.1", "127.0.0.2", "localhost"] {
-        let left = format!(r#"{{"ip_or_host_name":"{host}","rpc_port":{port}}}"#);
-        start_on_every_address(port, "a", &left).unwrap();
+        start_on_every_address("a", |port| entry(host, port)).unwrap();
     }
     // Another port of this machine is another engine's.
     let other = start(&Arc::new(Shelf::default()), "other").unwrap();
     let at = other.control_address().port();
-    let left = format!(r#"{{"ip_or_host_name":"127.0.0.1","rpc_port":{at}}}"#);
     assert!(matches!(
-        start_on_every_address(port, "a", &left),
+        start_on_every_address("a", |_| entry("127.0.0.1", at)),
         Err(EngineError::Store(StoreError::NameTaken {
             answers: true,
             ..
@@ -278,7 +301,7 @@ impl MetadataStore for Slow {
         let wait = |at| {
             if let Some(order) = next.as_ref().filter(|order| order.stop == at) {
                 order.waits.send(()).unwrap();
-                order.go_on.recv().unwrap();
+                order.go_on.recv_timeout(LONG).unwrap();
             }
         };
         wait(Stop::BeforeItLooks);
@@ -324,16 +347,17 @@ fn two_threads_that_open_a_peer_at_once_lead_it_to_the_newer_of_two_places() {
         let slab = Arc::new(HostSlab::new(64).unwrap());
         let open = || source.open_segment("target").unwrap();
         let known = is_open.then(open);
-        let (sender, waits) = channel();
-        let (go_on, receiver) = channel();
-        *slow.next.lock().unwrap() = Some(Order {
-            stop,
-            waits: sender,
-            go_on: receiver,
-        });
         std::thread::scope(|scope| {
+            let (sender, waits) = channel();
+            // In here, so that the slower ends as well where this thread panics.
+            let (go_on, receiver) = channel();
+            *slow.next.lock().unwrap() = Some(Order {
+                stop,
+                waits: sender,
+                go_on: receiver,
+            });
             let slower = scope.spawn(open);
-            waits.recv().unwrap();
+            waits.recv_timeout(LONG).unwrap();
             // Either the slower hears where the peer was, and the faster where it is, or the other way round.
             let before = (stop == Stop::BeforeItLooks).then(open);
             drop(target);
@@ -559,7 +583,7 @@ fn the_engines_own_thread_never_waits_for_the_store() {
     let batch = source.submit(vec![task]).map_err(|r| r.cause).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     assert!(batch.wait(Some(deadline)).unwrap().is_applied());
-    let errors = answers.recv().unwrap();
+    let errors = answers.recv_timeout(LONG).unwrap();
     assert_eq!(
         errors,
         vec![EngineError::Store(StoreError::OnEngineThread); 4]
