@@ -12,7 +12,7 @@ mod support;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -46,6 +46,8 @@ type Values = Arc<Mutex<HashMap<String, Vec<u8>>>>;
 struct Service {
     address: SocketAddr,
     values: Values,
+    /// Requests that it has accepted and not carried out.
+    open: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
     acceptor: Option<JoinHandle<()>>,
 }
@@ -57,6 +59,8 @@ impl Service {
         let values = Values::default();
         let stop = Arc::new(AtomicBool::new(false));
         let (serving, stopping) = (Arc::clone(&values), Arc::clone(&stop));
+        let open = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&open);
         let accept = move || {
             let mut workers: Vec<JoinHandle<()>> = Vec::new();
             for (index, stream) in listener.incoming().map_while(Result::ok).enumerate() {
@@ -71,7 +75,12 @@ impl Service {
                     .set_write_timeout(Some(Duration::from_secs(2)))
                     .unwrap();
                 let values = Arc::clone(&serving);
-                let serve = move || drop(serve(&stream, &values, index % 2 == 0));
+                let open = Arc::clone(&counter);
+                open.fetch_add(1, Ordering::SeqCst);
+                let serve = move || {
+                    drop(serve(&stream, &values, index % 2 == 0));
+                    open.fetch_sub(1, Ordering::SeqCst);
+                };
                 let named = std::thread::Builder::new().name("fault-http".into());
                 workers.push(named.spawn(serve).unwrap());
             }
@@ -83,8 +92,22 @@ impl Service {
         Self {
             address,
             values,
+            open,
             stop,
             acceptor: Some(named.spawn(accept).unwrap()),
+        }
+    }
+}
+
+impl Service {
+    /// Waits until what has reached the service is carried out, so that nothing of before comes later.
+    fn settle(&self) {
+        // Connections are accepted in their order: what came before is, once this is answered.
+        let _ = patiently(|| store(self.address).get("settled", LEN_MAX));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.open.load(Ordering::SeqCst) > 0 {
+            assert!(Instant::now() < deadline, "a request is not carried out");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
@@ -197,7 +220,7 @@ fn timed<T>(count: u32, call: impl FnOnce() -> T) -> T {
 
 /// Makes a call over a connection that nobody breaks: only the machine may take longer than a call may.
 #[track_caller]
-fn patiently<T>(call: impl Fn() -> Result<T, StoreError>) -> T {
+fn patiently<T>(mut call: impl FnMut() -> Result<T, StoreError>) -> T {
     for _ in 0..20 {
         match call() {
             Err(StoreError::Timeout { .. }) => {}
@@ -244,7 +267,7 @@ impl Sum {
             done,
             failed,
         } = self;
-        println!("{done} done, {failed} failed, {happened:?}");
+        println!("counted: {done} done, {failed} failed, {happened:?}");
         if are_usual_seeds() {
             assert!(done > 0 && failed > 0, "no seed has come to both ends");
             assert!(happened.len() > 3, "{happened:?}");
@@ -323,16 +346,16 @@ fn run_calls(seed: u64, profile: Profile, sum: &Mutex<Sum>) {
     for key in keys {
         let entry = entries.get_mut(key).unwrap();
         entry.read(patiently(|| store.get(key, LEN_MAX)));
-        patiently(|| store.delete(key));
-        // Where a first try was carried out and not answered in time, the second is refused.
-        patiently(|| match store.put(key, key.as_bytes()) {
-            Err(StoreError::Refused { status: 400, .. }) if is_protected(key) => Ok(()),
-            put => put,
+        // A key that no late call can meet, whether one of before or of an earlier try.
+        let mut tries = 0..;
+        patiently(|| {
+            let key = format!("{key}-after-{}", tries.next().unwrap_or(0));
+            store.put(&key, b"value")?;
+            assert_eq!(store.get(&key, LEN_MAX)?, Some(b"value".to_vec()));
+            assert!(store.delete(&key)?);
+            assert_eq!(store.get(&key, LEN_MAX)?, None);
+            Ok(())
         });
-        let found = patiently(|| store.get(key, LEN_MAX));
-        assert_eq!(found, Some(key.into()));
-        patiently(|| store.delete(key));
-        assert_eq!(patiently(|| store.get(key, LEN_MAX)), None);
     }
     sum.lock().unwrap().add(&proxy, done, failed);
 }
@@ -435,6 +458,7 @@ fn run_engines(seed: u64, sum: &Mutex<Sum>) {
         }
     }
     proxy.heal();
+    service.settle();
     let engine = match engine {
         Some(engine) => engine,
         None => patiently(|| start(&broken, "source").map_err(of_the_store)),
