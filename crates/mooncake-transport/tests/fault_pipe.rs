@@ -293,7 +293,7 @@ fn run_all(usual: Range<u64>) {
         arrived,
         lost,
     } = sum.into_inner().unwrap();
-    println!("{arrived} arrived, {lost} lost, {happened:?}");
+    println!("counted: {arrived} arrived, {lost} lost, {happened:?}");
     if are_usual_seeds() {
         assert!(arrived > 0 && lost > 0, "no seed has come to both ends");
         assert!(happened.len() > 4, "{happened:?}");

@@ -368,7 +368,9 @@ fn run_all(usual: Range<u64>, profiles: [Profile; 2], version: Option<u64>) {
         failed,
         slowest,
     } = sum.into_inner().unwrap();
-    println!("{applied} applied, {failed} failed, slowest batch {slowest:?}, {happened:?}");
+    println!(
+        "counted: {applied} applied, {failed} failed, slowest batch {slowest:?}, {happened:?}"
+    );
     if are_usual_seeds() {
         assert!(applied > 0 && failed > 0, "no seed has come to both ends");
         for fault in profiles[1].faults {

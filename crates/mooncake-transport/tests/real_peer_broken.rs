@@ -97,7 +97,7 @@ impl Sum {
             failed,
             happened,
         } = self;
-        println!("{done} done, {failed} failed, {happened:?}");
+        println!("counted: {done} done, {failed} failed, {happened:?}");
         if are_usual_seeds() {
             assert!(done > 0 && failed > 0, "no seed has come to both ends");
             assert!(happened.len() > 2, "{happened:?}");

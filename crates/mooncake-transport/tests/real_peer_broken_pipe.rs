@@ -245,7 +245,7 @@ fn property_a_pipe_of_ours_survives_random_faults_beside_an_old_one() {
         drop((process, proxies, engines));
         open.assert_back(&format!("seed {seed}"));
     }
-    println!("{arrived} arrived, {lost} lost, {happened:?}");
+    println!("counted: {arrived} arrived, {lost} lost, {happened:?}");
     if are_usual_seeds() {
         assert!(arrived > 0 && lost > 0, "no seed has come to both ends");
         assert!(happened.len() > 1, "{happened:?}");

@@ -101,7 +101,7 @@ impl Sum {
 
     fn check(self) {
         println!(
-            "{} done, {} failed, {:?}",
+            "counted: {} done, {} failed, {:?}",
             self.done, self.failed, self.happened
         );
         if are_usual_seeds() {
