@@ -61,7 +61,7 @@ fn address(server: &Server) -> SocketAddr {
 
 /// Makes a call over a connection that nobody breaks: only the machine may take longer than a call may.
 #[track_caller]
-fn patiently<T>(call: impl Fn() -> Result<T, StoreError>) -> T {
+fn patiently<T>(mut call: impl FnMut() -> Result<T, StoreError>) -> T {
     for _ in 0..20 {
         match call() {
             Err(StoreError::Timeout { .. }) => {}
@@ -173,12 +173,16 @@ fn run_calls(kind: Kind, at: SocketAddr, seed: u64, sum: &Mutex<Sum>) {
         entry.read(patiently(|| direct.get(&key, LEN_MAX)));
     }
     proxy.heal();
-    // A key that no late call can meet.
-    let key = format!("mooncake/ram/after-{seed}");
-    patiently(|| broken.put(&key, b"value"));
-    assert_eq!(patiently(|| broken.get(&key, 100)), Some(b"value".to_vec()));
-    patiently(|| broken.delete(&key));
-    assert_eq!(patiently(|| direct.get(&key, 100)), None);
+    // A key that no late call can meet, whether one of before or of an earlier try.
+    let mut tries = 0..;
+    patiently(|| {
+        let key = format!("mooncake/ram/after-{seed}-{}", tries.next().unwrap_or(0));
+        broken.put(&key, b"value")?;
+        assert_eq!(broken.get(&key, 100)?, Some(b"value".to_vec()));
+        assert!(broken.delete(&key)?);
+        assert_eq!(direct.get(&key, 100)?, None);
+        Ok(())
+    });
     sum.lock().unwrap().add(&proxy, done, failed);
 }
 
