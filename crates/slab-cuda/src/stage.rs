@@ -388,7 +388,9 @@ impl Bounce for DeviceBounce {
             return false;
         }
         if is_left_out(Twin::AwaitCopies) {
-            return true;
+            self.buffers
+                .iter_mut()
+                .for_each(|buffer| buffer.busy = false);
         }
         let start = Instant::now();
         let mut backoff = Backoff::default();

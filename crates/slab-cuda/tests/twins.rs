@@ -31,8 +31,11 @@ fn tries(count: usize) -> Option<(usize, String)> {
             harness.finish();
         };
         let panic = catch_unwind(AssertUnwindSafe(run)).err()?;
-        let said = panic.downcast_ref::<String>().cloned();
-        Some((count, said.unwrap_or_default().replace('\n', " ")))
+        let said = match panic.downcast_ref::<&str>() {
+            Some(said) => (*said).to_owned(),
+            None => panic.downcast_ref::<String>().cloned().unwrap_or_default(),
+        };
+        Some((count, said.replace('\n', " ")))
     })
 }
 
