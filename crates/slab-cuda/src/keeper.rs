@@ -156,19 +156,12 @@ impl<E: Mark> Keeper<E> {
     /// # Errors
     /// [`CudaError::TooManyStreams`] at the bound, or the pool's error.
     pub fn attach(&self) -> Result<usize, CudaError> {
-        let mut ended = Vec::new();
-        let polling = self.begin_look();
         // What fails here is told to the next caller of `poll`.
-        self.look(&mut ended);
-        let attached = self.attach_to_any();
-        drop(polling);
-        let_go(ended);
-        attached
+        self.look(|slots| self.attach_to_any(slots))
     }
 
     /// `polling` is held, so that nobody else does the same.
-    fn attach_to_any(&self) -> Result<usize, CudaError> {
-        let slots = self.slots();
+    fn attach_to_any(&self, slots: &[Arc<Slot<E>>]) -> Result<usize, CudaError> {
         for (at, slot) in slots.iter().enumerate() {
             // One that is in use is attached.
             if let Some(mut line) = try_lock(&slot.line)
@@ -298,28 +291,20 @@ impl<E: Mark> Keeper<E> {
     /// # Panics
     /// If the calling thread is inside the pool's lock.
     pub fn poll(&self) -> Result<usize, CudaError> {
-        let mut ended = Vec::new();
-        let polling = self.begin_look();
-        self.look(&mut ended);
-        let failed = self.slots().iter().find_map(|slot| {
-            let mut line = try_lock(&slot.line).filter(|line| !line.told)?;
-            let error = line.track.failed()?.clone();
-            line.told = !is_left_out(Twin::TellOnce);
-            Some(error)
-        });
-        let pending = lock(&self.book).pending();
-        drop(polling);
-        let_go(ended);
-        failed.map_or(Ok(pending), Err)
+        self.look(|slots| {
+            let failed = slots.iter().find_map(|slot| {
+                let mut line = try_lock(&slot.line).filter(|line| !line.told)?;
+                let error = line.track.failed()?.clone();
+                line.told = !is_left_out(Twin::TellOnce);
+                Some(error)
+            });
+            failed.map_or_else(|| Ok(lock(&self.book).pending()), Err)
+        })
     }
 
     /// As [`poll`](Self::poll), and leaves what has failed for a caller of that to be told.
     pub(crate) fn poll_quietly(&self) {
-        let mut ended = Vec::new();
-        let polling = self.begin_look();
-        self.look(&mut ended);
-        drop(polling);
-        let_go(ended);
+        self.look(|_| ());
     }
 
     /// Whether the calling thread is inside the pool's lock.
@@ -351,11 +336,23 @@ impl<E: Mark> Keeper<E> {
         lock(&self.polling)
     }
 
-    /// One look. `polling` is held. What was passed goes to `ended`, to be dropped where no lock is held: a mark keeps a
-    /// stream, whose owner's destructor may drop what comes back here.
-    fn look(&self, ended: &mut Vec<Point<E, ()>>) {
+    /// One look, and what its caller has to do before anybody else looks. What was passed is dropped where no lock is
+    /// held: a mark keeps a stream, whose owner's destructor may drop what comes back here.
+    fn look<T>(&self, then: impl FnOnce(&[Arc<Slot<E>>]) -> T) -> T {
+        let mut ended = Vec::new();
+        let polling = self.begin_look();
+        let slots = self.slots();
+        self.look_at(&slots, &mut ended);
+        let answer = then(&slots);
+        drop(polling);
+        let_go(ended);
+        answer
+    }
+
+    /// Looks how far the lines have come, and tells the pool. `polling` is held.
+    fn look_at(&self, slots: &[Arc<Slot<E>>], ended: &mut Vec<Point<E, ()>>) {
         let mut news = Vec::new();
-        for slot in self.slots() {
+        for slot in slots {
             let Some(mut line) = try_lock(&slot.line) else {
                 continue;
             };
