@@ -6,7 +6,7 @@ mod pool_setup;
 use std::sync::Arc;
 
 use fake::{Fake, foreign_stream};
-use pool_setup::{G, setup};
+use pool_setup::{G, Setup, setup};
 use slab_core::{AllocationGuard, Pool, PoolConfig, PoolId, Reserve, SharedPool};
 use slab_cuda::{
     Copier, CopyBatch, CudaError, CudaMemory, DeviceSlab, Stream, Timelines, TimelinesConfig,
@@ -122,17 +122,23 @@ fn a_loan_behind_one_whose_metadata_panics_comes_back_behind_its_event() {
     drop(second);
 }
 
-#[test]
-fn loans_come_back_behind_their_events_though_what_keeps_a_stream_panics() {
-    let mut fake = Fake::manual();
-    fake.expect_lost();
-    let setup = setup(&fake);
+/// Lends on a stream whose event will be the last to keep it, and who keeps it panics then. Returns the stream that it
+/// really is.
+fn lend_on_one_that_panics(setup: &Setup) -> Stream {
     let own = Stream::new(&setup.device).unwrap();
     let foreign = foreign_stream(&setup.device, own.as_raw(), Bomb).unwrap();
     let timeline = setup.timelines.attach(&foreign).unwrap();
     drop(foreign);
     timeline.lend(setup.allocate(1)).unwrap().release().unwrap();
-    drop(timeline);
+    own
+}
+
+#[test]
+fn loans_come_back_behind_their_events_though_what_keeps_a_stream_panics() {
+    let mut fake = Fake::manual();
+    fake.expect_lost();
+    let setup = setup(&fake);
+    let own = lend_on_one_that_panics(&setup);
     let busy = setup.attach();
     let loan = busy.lend(setup.allocate(4)).unwrap();
     let (address, len) = (loan.address(), loan.len());
@@ -153,12 +159,7 @@ fn loans_come_back_behind_their_events_though_what_keeps_a_stream_panics() {
 fn a_poll_goes_on_when_what_keeps_a_stream_panics() {
     let fake = Fake::immediate();
     let setup = setup(&fake);
-    let own = Stream::new(&setup.device).unwrap();
-    let foreign = foreign_stream(&setup.device, own.as_raw(), Bomb).unwrap();
-    let timeline = setup.timelines.attach(&foreign).unwrap();
-    drop(foreign);
-    timeline.lend(setup.allocate(1)).unwrap().release().unwrap();
-    drop(timeline);
+    let _own = lend_on_one_that_panics(&setup);
     assert_eq!(setup.timelines.poll(), Ok::<usize, CudaError>(0));
     assert_eq!(setup.stats().free, 8 * G);
 }

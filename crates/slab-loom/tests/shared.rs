@@ -9,7 +9,9 @@ use std::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use slab_core::twin::Twin;
-use slab_core::{Fence, LeaseGuard, Pool, PoolConfig, PoolId, Reserve, SharedPool};
+use slab_core::{
+    AllocationGuard, Fence, LeaseGuard, Pool, PoolConfig, PoolId, Reserve, SharedPool,
+};
 use slab_cuda::CudaError;
 use slab_cuda::model::{Bounds, GiveBack, Keeper, Mark};
 use slab_loom::explore;
@@ -35,6 +37,14 @@ fn lease_of_all<X: Send + 'static>(shared: &Shared<X>, key: u8) -> LeaseGuard {
         pool.publish(key, bytes, ()).expect("own token")
     });
     shared.lease_guard(lease).expect("own token")
+}
+
+/// All bytes of the pool, reserved.
+fn all_of(shared: &Shared) -> AllocationGuard {
+    let Reserve::Ready(bytes) = shared.with(|pool, ()| pool.reserve(2 * G)) else {
+        panic!("the pool is empty");
+    };
+    shared.allocation_guard(bytes).expect("own token")
 }
 
 /// All bytes are accounted for, and none is in anybody's hands.
@@ -327,10 +337,7 @@ fn a_reserve_beside_a_poll_gets_bytes_only_once_the_device_is_done() {
         || {
             let pool = shared(());
             let (keeper, slot) = keeper_of_one(&pool);
-            let Reserve::Ready(bytes) = pool.with(|pool, ()| pool.reserve(2 * G)) else {
-                panic!("the pool is empty");
-            };
-            let bytes = pool.allocation_guard(bytes).expect("own token");
+            let bytes = all_of(&pool);
             let passed = Arc::new(AtomicBool::new(false));
             let poller = {
                 let keeper = Arc::clone(&keeper);
@@ -423,10 +430,7 @@ fn a_stream_that_has_failed_is_told_of_once_and_its_bytes_stay() {
         || {
             let pool = shared(());
             let (keeper, slot) = keeper_of_one(&pool);
-            let Reserve::Ready(bytes) = pool.with(|pool, ()| pool.reserve(2 * G)) else {
-                panic!("the pool is empty");
-            };
-            let bytes = pool.allocation_guard(bytes).expect("own token");
+            let bytes = all_of(&pool);
             let (fence, recorded) = keeper.record(slot, || Ok(Lost));
             recorded.expect("the record itself works");
             let poller = {
@@ -456,10 +460,7 @@ fn nothing_is_pending_only_once_what_was_dropped_is_back() {
         || {
             let pool = shared(());
             let (keeper, slot) = keeper_of_one(&pool);
-            let Reserve::Ready(bytes) = pool.with(|pool, ()| pool.reserve(2 * G)) else {
-                panic!("the pool is empty");
-            };
-            let bytes = pool.allocation_guard(bytes).expect("own token");
+            let bytes = all_of(&pool);
             let passed = Passed(Arc::new(AtomicBool::new(true)));
             let (fence, recorded) = keeper.record(slot, || Ok(passed));
             recorded.expect("nothing fails");
