@@ -291,45 +291,20 @@ fn run_calls(seed: u64, profile: Profile, sum: &Mutex<Sum>) {
         let result = match drawn {
             0 => timed(1, || store.get(key, LEN_MAX)).map(|found| entry.read(found)),
             1 => match timed(1, || store.put(key, &value)) {
-                Ok(()) => {
-                    entry.put(value);
-                    Ok(())
-                }
                 Err(StoreError::Refused { status: 400, .. }) if is_protected(key) => {
                     entry.kept();
                     Ok(())
                 }
-                Err(error) => {
-                    entry.failed(Some(value));
-                    Err(error)
-                }
+                put => entry.put(value, put),
             },
-            2 => match timed(1, || store.delete(key)) {
-                Ok(was_there) => {
-                    entry.deleted(was_there);
-                    Ok(())
-                }
-                Err(error) => {
-                    entry.failed(None);
-                    Err(error)
-                }
-            },
+            2 => entry.delete(timed(1, || store.delete(key))),
             _ => {
                 let other = Some(pattern(seed, 9));
                 let expected = random.pick(&[entry.known(), &other]).clone();
                 let swap = || store.swap(key, expected.as_deref(), Some(&value));
-                match timed(4, swap) {
-                    Ok(swapped) => {
-                        entry.swapped(&expected, value, swapped);
-                        Ok(())
-                    }
-                    Err(error) => {
-                        // It is several requests, and the first of them removes what is there.
-                        entry.failed(None);
-                        entry.failed(Some(value));
-                        Err(error)
-                    }
-                }
+                // It is several requests, and the first of them removes what is there.
+                let swapped = timed(4, swap).inspect_err(|_| entry.may_become(None));
+                entry.swap(&expected, value, swapped)
             }
         };
         match result {

@@ -126,39 +126,16 @@ fn run_calls(kind: Kind, at: SocketAddr, seed: u64, sum: &Mutex<Sum>) {
         let begin = Instant::now();
         let result = match drawn {
             0 => broken.get(&key, LEN_MAX).map(|found| entry.read(found)),
-            1 => match broken.put(&key, &value) {
-                Ok(()) => {
-                    entry.put(value);
-                    Ok(())
-                }
-                Err(error) => {
-                    entry.failed(Some(value));
-                    Err(error)
-                }
-            },
-            2 => match broken.delete(&key) {
-                Ok(was_there) => {
-                    entry.deleted(was_there);
-                    Ok(())
-                }
-                Err(error) => {
-                    entry.failed(None);
-                    Err(error)
-                }
-            },
+            1 => {
+                let put = broken.put(&key, &value);
+                entry.put(value, put)
+            }
+            2 => entry.delete(broken.delete(&key)),
             _ => {
                 let other = Some(pattern(seed, 9));
                 let expected = random.pick(&[entry.known(), &other]).clone();
-                match broken.swap(&key, expected.as_deref(), Some(&value)) {
-                    Ok(swapped) => {
-                        entry.swapped(&expected, value, swapped);
-                        Ok(())
-                    }
-                    Err(error) => {
-                        entry.failed(Some(value));
-                        Err(error)
-                    }
-                }
+                let swapped = broken.swap(&key, expected.as_deref(), Some(&value));
+                entry.swap(&expected, value, swapped)
             }
         };
         let took = begin.elapsed();

@@ -34,9 +34,13 @@ impl Entry {
         self.known = found;
     }
 
-    /// The store says that the value was put.
-    pub(crate) fn put(&mut self, value: Vec<u8>) {
-        self.known = Some(value);
+    /// The value was to be put.
+    pub(crate) fn put<E>(&mut self, value: Vec<u8>, put: Result<(), E>) -> Result<(), E> {
+        match &put {
+            Ok(()) => self.known = Some(value),
+            Err(_) => self.may_become(Some(value)),
+        }
+        put
     }
 
     /// The store refuses to replace what is there.
@@ -46,20 +50,34 @@ impl Entry {
         assert!(there, "nothing was there to be kept");
     }
 
-    /// The store says that the key was removed, and whether it was there.
+    /// The key was to be removed. The store says whether it was there.
     #[track_caller]
-    pub(crate) fn deleted(&mut self, was_there: bool) {
+    pub(crate) fn delete<E>(&mut self, deleted: Result<bool, E>) -> Result<(), E> {
+        let was_there = deleted.inspect_err(|_| self.may_become(None))?;
         let may_have_been = |value: &Value| value.is_some() == was_there;
         assert!(
             may_have_been(&self.known) || self.late.iter().any(may_have_been),
             "deleted, and the key was there: {was_there}"
         );
         self.known = None;
+        Ok(())
     }
 
-    /// The store says whether it has replaced the value.
+    /// The value was to be replaced. The store says whether it was.
     #[track_caller]
-    pub(crate) fn swapped(&mut self, expected: &Value, new: Vec<u8>, swapped: bool) {
+    pub(crate) fn swap<E>(
+        &mut self,
+        expected: &Value,
+        new: Vec<u8>,
+        swapped: Result<bool, E>,
+    ) -> Result<(), E> {
+        let swapped = match swapped {
+            Ok(swapped) => swapped,
+            Err(error) => {
+                self.may_become(Some(new));
+                return Err(error);
+            }
+        };
         if swapped {
             assert!(self.may_be(expected), "replaced what was not there");
             self.known = Some(new);
@@ -67,10 +85,11 @@ impl Entry {
             let is_certain = self.late.is_empty() && self.known == *expected;
             assert!(!is_certain, "not replaced, although it was there");
         }
+        Ok(())
     }
 
     /// A call that would have left this has failed.
-    pub(crate) fn failed(&mut self, value: Value) {
+    pub(crate) fn may_become(&mut self, value: Value) {
         self.late.push(value);
     }
 }
