@@ -84,7 +84,7 @@ pub(crate) fn are_usual_seeds() -> bool {
 pub(crate) fn run_seeds(seeds: Range<u64>, at_once: u64, run: impl Fn(u64) + Sync) {
     for first in seeds.clone().step_by(at_once as usize) {
         let group = first..(first + at_once).min(seeds.end);
-        let open = Open::now();
+        let open = Open::at_rest();
         let failed: Vec<u64> = std::thread::scope(|scope| {
             let runs: Vec<_> = group
                 .clone()
@@ -152,6 +152,21 @@ impl Open {
             }
         }
         Self { files, threads }
+    }
+
+    /// With nothing that is about to go: a thread is listed for a moment after it was joined.
+    fn at_rest() -> Self {
+        let begin = Instant::now();
+        let mut before = Self::now();
+        loop {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = Self::now();
+            if now == before {
+                return now;
+            }
+            assert!(begin.elapsed() < GONE_LIMIT, "it goes on: {now:?}");
+            before = now;
+        }
     }
 
     /// With an engine that was just started: its thread has its name only once it runs.
